@@ -1,0 +1,107 @@
+"""The composition root of the harness service: what it is made of, how it starts and how it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health
+
+from harness_service import listening
+from harness_service.adapters.catalogue_yaml import load_catalogue
+from harness_service.adapters.state_client import GrpcStateStore
+from harness_service.core.catalogue import Catalogue
+from harness_service.deps import Deps, SystemClock
+from harness_service.live_runs import LiveRuns
+from harness_service.logs import get_logger
+from harness_service.ports import ChatModel, StateStore, ToolProvider
+from harness_service.rpc_edge import ErrorEdge
+from harness_service.servicer import HarnessServicer
+from harness_service.settings import LimitSettings, ModelSettings, Settings
+from turnfence.harness.v1 import harness_pb2, harness_pb2_grpc
+
+_log = get_logger(__name__)
+
+SERVICES = tuple(f"turnfence.harness.v1.{name}" for name in harness_pb2.DESCRIPTOR.services_by_name)
+BUNDLED = Path(__file__).parent
+_STREAMS_END = 2.0  # seconds for streams to deliver their last events once every turn has ended
+
+
+async def serve(settings: Settings, ready_fd: int | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, then drain. Raises ``CannotListen`` or ``CatalogueInvalid`` before
+    anything is served; tells ``ready_fd`` (else standard output) the bound address once it is."""
+    listening.check_address(settings.harness_listen, insecure=settings.insecure)
+    async with AsyncExitStack() as stack:
+        deps = await _build(settings, stack)
+        descriptions = await _tool_descriptions(deps.tools)
+        from harness_service.turn import build_turn
+
+        runs = LiveRuns(build_turn(deps), deps.clock, settings.limits)
+        servicer = HarnessServicer(
+            runs,
+            deps.state,
+            deps.catalogue,
+            descriptions.get,
+            reader_stall=settings.limits.reader_stall,
+            state_timeout=settings.state.call_timeout,
+        )
+        async with running(servicer, runs, settings) as address:
+            listening.announce(address, ready_fd)
+            await _told_to_stop()
+            _log.info("stopping", runs=len(runs))
+    _log.info("stopped")
+
+
+@asynccontextmanager
+async def running(servicer: HarnessServicer, runs: LiveRuns, settings: Settings) -> AsyncIterator[str]:
+    """A server that serves inside this context and yields its bound address; leaving it drains (D70):
+    health says NOT_SERVING and no call is taken any more, running turns are asked to stop and settle what
+    they must, their streams end, then the server closes."""
+    server = grpc.aio.server(
+        interceptors=[ErrorEdge()],
+        options=listening.server_options(
+            request_max_bytes=listening.REQUEST_MAX_BYTES, response_max_bytes=listening.RESPONSE_MAX_BYTES
+        ),
+        maximum_concurrent_rpcs=settings.limits.rpcs,
+    )
+    harness_pb2_grpc.add_HarnessServiceServicer_to_server(servicer, server)
+    health_servicer = listening.add_health(server)
+    if settings.reflection:
+        listening.add_reflection(server, SERVICES)
+    address = listening.bind(server, settings.harness_listen)
+    await server.start()
+    await listening.mark_serving(health_servicer, SERVICES)
+    _log.info("serving", address=address)
+    try:
+        yield address
+    finally:
+        await _drain(server, health_servicer, runs, settings.limits)
+
+
+async def _drain(
+    server: grpc.aio.Server, health_servicer: health.aio.HealthServicer, runs: LiveRuns, limits: LimitSettings
+) -> None:
+    await health_servicer.enter_graceful_shutdown()
+    # stop() refuses new calls at once; its grace covers the turns' end and the last events on their way.
+    stopping = asyncio.create_task(server.stop(limits.drain + _STREAMS_END))
+    await runs.drain(limits.drain)
+    await stopping
+
+
+async def _told_to_stop() -> None:
+    """Wait for SIGTERM or SIGINT."""
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    await told.wait()
+
+
+async def _build(settings: Settings, stack: AsyncExitStack) -> Deps:
+    """Everything a turn needs; ``stack`` closes it in the opposite order."""
+    ...

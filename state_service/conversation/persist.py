@@ -1,0 +1,196 @@
+"""Flush, and the end of a turn: prepare → commit → close (state document 4 ⑤⑥; wire.md).
+
+A crash in between is finished by whoever comes next with the recorded outcome; only a turn that was
+never prepared is INTERRUPTED. When SQL cannot be reached the answer is PENDING: prepared, not yet
+committed; the lock is free, the owner stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import structlog
+
+from state_service.conversation.stores import Stores, refused, scope_of, written
+from state_service.core import drain as drains
+from state_service.core.changes import given_up_ops, operations, prepare_ops
+from state_service.core.spill import spill
+from state_service.ports import Code, Op, OpName, PersistBatch, RunEnd, Scope, StoreUnavailable
+from turnfence import records as r
+from turnfence.axes import CancelReason, Durability
+from turnfence.errors import Reason, TurnfenceError, too_large
+
+log = structlog.get_logger(__name__)
+
+MAX_OPS = 2000
+
+
+async def flush(stores: Stores, request: r.FlushRequest) -> r.FlushResponse:
+    """All changes or none, under the fence; safe to repeat with the same sequence.
+
+    Raises STATE_FENCED, STATE_LOST, STATE_WRITE_FAILED (size), STATE_UNAVAILABLE.
+    """
+    ops = await _ops(stores, request.turn, request.sequence, request.changes)
+    return r.FlushResponse(data_seq=await _apply(stores, request.turn, request.sequence, ops))
+
+
+async def _ops(
+    stores: Stores, turn: r.TurnRef, sequence: int, changes: Sequence[r.StateChange]
+) -> list[Op]:
+    kept, spilled = spill(changes, stores.rules.space_field_max_bytes, turn.run_id, sequence)
+    for payload in spilled:
+        if not await stores.cold.put_payload(
+            turn, payload_id=payload.payload_id, payload_type="OUTPUT", data=payload.data
+        ):
+            raise TurnfenceError(Reason.STATE_FENCED)
+    return operations(turn, sequence, kept, stores.rules.limits)
+
+
+async def _apply(stores: Stores, turn: r.TurnRef, sequence: int, ops: Sequence[Op]) -> int:
+    size = sum(len(op.value.encode()) for op in ops)
+    if size > stores.rules.flush_max_bytes:
+        raise too_large("state.flush-max-bytes", size, stores.rules.flush_max_bytes)
+    if len(ops) > MAX_OPS:
+        raise too_large("flush operations", len(ops), MAX_OPS)
+    return written(
+        await stores.hot.apply(
+            turn,
+            ops,
+            ttl_ms=stores.rules.ttl_ms,
+            now_ms=stores.clock.now_ms(),
+            sequence=sequence,
+        )
+    )
+
+
+async def persist_turn(stores: Stores, request: r.PersistTurnRequest) -> r.PersistTurnResponse:
+    """End a turn. A repeat after a lost answer finds the ``turn_commit`` row and says so.
+
+    Raises STATE_FENCED (and then nothing of the turn's end is kept), STATE_LOST, STATE_UNAVAILABLE
+    (nothing was prepared), STATE_WRITE_FAILED.
+    """
+    turn = request.turn
+    ops = await _ops(stores, turn, request.sequence, request.changes)
+    ops += prepare_ops(turn, request.outcome, request.closing_events)
+    try:
+        data_seq = await _apply(stores, turn, request.sequence, ops)
+    except TurnfenceError as error:
+        if error.reason is Reason.STATE_FENCED and await stores.cold.committed(turn.organ_id, turn.run_id):
+            return r.PersistTurnResponse(durability=Durability.PERSISTED, already_persisted=True)
+        raise
+    turn = msgspec.structs.replace(turn, seen_seq=data_seq)
+    try:
+        done = await drain(stores, turn, closing=True)
+    except StoreUnavailable:
+        return await _pending(stores, turn, data_seq)
+    return r.PersistTurnResponse(
+        durability=Durability.PERSISTED, closed=list(done.records), data_seq=data_seq
+    )
+
+
+async def _pending(stores: Stores, turn: r.TurnRef, data_seq: int) -> r.PersistTurnResponse:
+    """Prepared, not committed. The lock is freed as far as Redis answers; else its lease ends it."""
+    try:
+        await stores.hot.apply(
+            turn, [Op(OpName.UNLOCK)], ttl_ms=stores.rules.ttl_ms, now_ms=stores.clock.now_ms()
+        )
+    except StoreUnavailable as error:
+        log.warning("lock_left_to_its_lease", run_id=turn.run_id, organ_id=turn.organ_id, error=str(error))
+    return r.PersistTurnResponse(durability=Durability.PENDING, data_seq=data_seq)
+
+
+class Done(msgspec.Struct, frozen=True):
+    pending: drains.Pending
+    batch: PersistBatch
+    records: tuple[r.TaskRecord, ...]
+
+
+async def drain(stores: Stores, turn: r.TurnRef, *, closing: bool = False) -> Done:
+    """Read what is dirty, commit it, clean up after. ``closing``: the turn's own end, which also
+    clears the owner and frees the lock. Raises ``StoreUnavailable`` when nothing was committed."""
+    scope = scope_of(turn)
+    pending = drains.pending(await stores.hot.read(scope, drains.PENDING_READS))
+    _still_ours(pending, turn)
+    plan = drains.plan(pending)
+    values = drains.values(plan, await stores.hot.read(scope, drains.value_reads(plan)))
+    batch = drains.batch(pending, plan, values)
+    await _commit(stores, turn, batch)
+    ops = drains.close_ops(pending, values, stores.rules.limits, stores.rules.expiries)
+    if closing:
+        ops += drains.finish_ops(turn.run_id, stores.rules.expiries)
+    await _close(stores, turn, ops)
+    return Done(pending=pending, batch=batch, records=tuple(batch.records.values()))
+
+
+def _still_ours(pending: drains.Pending, turn: r.TurnRef) -> None:
+    state = pending.state
+    if not state:
+        raise refused(Code.MISSING)
+    if int(state.get("version") or 0) != turn.version or state.get("lastTraceId") != turn.run_id:
+        raise refused(Code.FENCED)
+    if pending.data_seq < turn.seen_seq:
+        raise refused(Code.LOST)
+
+
+async def _commit(stores: Stores, turn: r.TurnRef, batch: PersistBatch) -> None:
+    """One transaction; an unknown outcome is asked for, then tried once more (D24)."""
+    prepared = [end.run.run_id for end in batch.run_ends if end.prepared]
+    for attempt in (1, 2):
+        try:
+            if not await stores.cold.persist(turn, batch, now_ms=stores.clock.now_ms()):
+                raise TurnfenceError(Reason.STATE_FENCED)
+        except StoreUnavailable:
+            if prepared and await stores.cold.committed(turn.organ_id, prepared[-1]):
+                return
+            if attempt == 2:
+                raise
+        else:
+            return
+
+
+async def _close(stores: Stores, turn: r.TurnRef, ops: Sequence[Op]) -> None:
+    """Harmless when it fails: the dirty marks stay, and the next begin does it again (D27)."""
+    try:
+        applied = await stores.hot.apply(
+            turn, ops, ttl_ms=stores.rules.ttl_ms, now_ms=stores.clock.now_ms()
+        )
+    except StoreUnavailable as error:
+        log.warning("close_left_to_next_begin", run_id=turn.run_id, organ_id=turn.organ_id, error=str(error))
+        return
+    if applied.code is not Code.APPLIED:
+        log.warning(
+            "close_left_to_next_begin", run_id=turn.run_id, organ_id=turn.organ_id, code=applied.code.name
+        )
+
+
+async def renew_lease(stores: Stores, request: r.RenewLeaseRequest) -> r.RenewLeaseResponse:
+    """Compare-and-extend; raises STATE_FENCED when somebody else holds the conversation."""
+    lease = await stores.hot.extend_lease(request.turn, lease_ms=stores.rules.lease_ms)
+    if not lease.held:
+        raise TurnfenceError(Reason.STATE_FENCED)
+    return r.RenewLeaseResponse(
+        lease_until=stores.clock.now_ms() + stores.rules.lease_ms,
+        cancel=CancelReason(lease.cancel) if lease.cancel else None,
+    )
+
+
+async def abandon_turn(stores: Stores, request: r.AbandonTurnRequest) -> r.AbandonTurnResponse:
+    """Give a turn up: its end is recorded, its lock freed; the next turn recovers what it flushed.
+    Safe to repeat; a run that has ended keeps its end."""
+    scope = Scope(request.organ_id, request.conversation_id)
+    outcome = msgspec.structs.replace(
+        request.outcome, run_id=request.run_id, conversation_id=request.conversation_id
+    )
+    ops = given_up_ops(request.run_id, outcome, request.closing_events)
+    released = await stores.hot.abandon(
+        scope,
+        request.run_id,
+        ops,
+        ttl_ms=stores.rules.ttl_ms,
+        now_ms=stores.clock.now_ms(),
+    )
+    end = RunEnd(run=outcome, closing_events=tuple(request.closing_events), prepared=False)
+    await stores.cold.end_runs(scope, [end])
+    return r.AbandonTurnResponse(released=released)
+

@@ -1,0 +1,1 @@
+"""Pure decisions of the state service: no I/O, no clock, no await."""
