@@ -16,13 +16,13 @@ import structlog
 
 from harness_service.core.input_hash import input_hash
 from harness_service.core.stream import StreamSession
-from harness_service.logs import get_logger
 from harness_service.ports import Clock
 from harness_service.settings import LimitSettings
 from harness_service.turn_types import Turn, TurnRequest
 from turnfence import records as r
 from turnfence.axes import CancelReason, StreamState
 from turnfence.errors import Reason, TurnfenceError
+from turnfence.serving.logs import get_logger
 
 _log = get_logger(__name__)
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from harness_service.core.catalogue import ToolContract
+from harness_service.core.tool_failure import ToolFailure as ToolFailure
 from turnfence import records as r
 
 
@@ -145,21 +146,6 @@ class ChatModel(Protocol):
 
 
 # --- the tools ------------------------------------------------------------------------------------
-
-
-class ToolFailure(StrEnum):
-    """How a tool call failed (state document 5.4, with D42): the rows of the mapping table."""
-
-    TIMEOUT = "TIMEOUT"
-    UNREACHABLE = "UNREACHABLE"  # provably before the first byte was sent
-    IO_ERROR = "IO_ERROR"  # broke after it may have been sent
-    UNKNOWN_CALL = "UNKNOWN_CALL"
-    MCP_TOOL_ERROR = "MCP_TOOL_ERROR"  # result with is_error
-    MCP_PARAMETER_ERROR = "MCP_PARAMETER_ERROR"  # -32602
-    MCP_RPC_ERROR = "MCP_RPC_ERROR"
-    AUTH = "AUTH"
-    RATE_LIMIT = "RATE_LIMIT"
-    TOO_LARGE = "TOO_LARGE"  # above state.payload-max-bytes
 
 
 class ToolOutcome(msgspec.Struct, frozen=True):

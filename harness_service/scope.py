@@ -102,7 +102,11 @@ class TurnScope:
         self.entities = dict(snapshot.entities)
         self.session_shared = dict(snapshot.shared)
         self.unresolved = list(snapshot.unresolved_writes)
+        self.write_requests = dict(snapshot.unresolved_requests)  # evidence id → arguments as sent
         self.task: TaskView | None = TaskView(snapshot.task) if snapshot.task is not None else None
+        self.evidence: dict[str, r.EvidenceHead] = {}
+        self.touched = False  # a task was opened or continued
+        self.focus_node = ""
         self.last_sequence = 0
         self._pending: list[r.StateChange] = []
         self._flush_sequence = 1
@@ -124,6 +128,14 @@ class TurnScope:
         self.last_sequence = event.sequence
         self._pending.append(r.AppendEvent(event=event))
         return event
+
+    def touch(self) -> None:
+        """From here on the turn's end is also the task's affair."""
+        self.touched = True
+
+    def focus(self, node_id: str) -> None:
+        self.touched = True
+        self.focus_node = node_id
 
     def stage(self, stage: ProcessingStage) -> None:
         self.emit(r.Status(stage=stage))
@@ -176,13 +188,18 @@ class TurnScope:
             self.lifecycle.cancel(CancelReason.FENCED)
         self.check_active()
 
+    def ensure_lease(self) -> None:
+        """For the turn's own end, when the run is over: raise STATE_FENCED once the lease has passed."""
+        if self.deps.clock.monotonic() >= self.lease_until:
+            raise TurnfenceError(Reason.STATE_FENCED, detail="the lease has passed")
+
     async def while_active(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for ``work``, but no longer than the run lives: then it is cancelled at once and
         ``RunAborted`` is raised. For model calls, read tools and guards; never for a write."""
         task = asyncio.ensure_future(work)
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
-        self.lifecycle.on_end(lambda _: loop.call_soon_threadsafe(ended.set))
+        forget = self.lifecycle.on_end(lambda _: loop.call_soon_threadsafe(ended.set))
         waiter = asyncio.ensure_future(ended.wait())
         try:
             await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
@@ -191,6 +208,7 @@ class TurnScope:
             self.check_active()
             raise AssertionError("the run ended, and is active")
         finally:
+            forget()
             for unfinished in (task, waiter):
                 if not unfinished.done():
                     unfinished.cancel()
@@ -241,6 +259,7 @@ class TurnScope:
             response = await self.send(self.deps.state.settle_calls, request)
             self._saw(response.data_seq)
         for head in response.evidence:
+            self.evidence[head.evidence_id] = head
             self._note_settled(head)
         return response.evidence
 
@@ -315,6 +334,14 @@ class TurnScope:
             started_at=self.started_at,
         )
 
+    def artifacts(self) -> list[r.ArtifactRef]:
+        """The task's artifacts: payloads of tools that the catalogue marks ``artifact``."""
+        return [
+            r.ArtifactRef(evidence_id=head.evidence_id, name=head.tool_name, bytes=head.payload_bytes)
+            for head in self.evidence.values()
+            if head.artifact and head.status is CallStatus.SUCCESS and head.business_ok
+        ]
+
     async def schemas(self) -> dict[str, OfferedTool]:
         """The tools that can be reached, asked for once a turn."""
         if self._schemas is None:
@@ -339,6 +366,7 @@ class TaskView:
         self.checkpoint = state.checkpoint
         self.shared = dict(state.shared)
         self.prior = state.prior
+        self.writes = dict(state.writes)
         self.closed = False
 
     @property

@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health
 
-from harness_service import listening
 from harness_service.adapters.catalogue_yaml import load_catalogue
 from harness_service.adapters.state_client import GrpcStateStore
 from harness_service.core.catalogue import Catalogue
-from harness_service.deps import Deps, SystemClock
 from harness_service.live_runs import LiveRuns
-from harness_service.logs import get_logger
-from harness_service.ports import ChatModel, StateStore, ToolProvider
-from harness_service.rpc_edge import ErrorEdge
+from harness_service.ports import ChatModel
+from harness_service.scope import Deps
 from harness_service.servicer import HarnessServicer
 from harness_service.settings import LimitSettings, ModelSettings, Settings
 from turnfence.harness.v1 import harness_pb2, harness_pb2_grpc
+from turnfence.serving import listening
+from turnfence.serving.logs import get_logger
+from turnfence.serving.rpc_edge import ErrorEdge
 
 _log = get_logger(__name__)
 
 SERVICES = tuple(f"turnfence.harness.v1.{name}" for name in harness_pb2.DESCRIPTOR.services_by_name)
-BUNDLED = Path(__file__).parent
+BUNDLED = Path(__file__).parent / "catalogue"
 _STREAMS_END = 2.0  # seconds for streams to deliver their last events once every turn has ended
+
+
+class SystemClock:
+    """The machine's two clocks."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
 
 
 async def serve(settings: Settings, ready_fd: int | None = None) -> None:
@@ -37,18 +48,17 @@ async def serve(settings: Settings, ready_fd: int | None = None) -> None:
     anything is served; tells ``ready_fd`` (else standard output) the bound address once it is."""
     listening.check_address(settings.harness_listen, insecure=settings.insecure)
     async with AsyncExitStack() as stack:
-        deps = await _build(settings, stack)
-        descriptions = await _tool_descriptions(deps.tools)
         from harness_service.turn import build_turn
 
+        deps = await _build(settings, stack)
         runs = LiveRuns(build_turn(deps), deps.clock, settings.limits)
         servicer = HarnessServicer(
             runs,
             deps.state,
             deps.catalogue,
-            descriptions.get,
+            deps.tools,
             reader_stall=settings.limits.reader_stall,
-            state_timeout=settings.state.call_timeout,
+            timeout=settings.state.call_timeout,
         )
         async with running(servicer, runs, settings) as address:
             listening.announce(address, ready_fd)
@@ -103,5 +113,47 @@ async def _told_to_stop() -> None:
 
 
 async def _build(settings: Settings, stack: AsyncExitStack) -> Deps:
-    """Everything a turn needs; ``stack`` closes it in the opposite order."""
-    ...
+    """Everything a turn needs; ``stack`` closes it in the opposite order. The heavy imports are here."""
+    from harness_service.adapters.markdown_knowledge import MarkdownKnowledge
+    from harness_service.adapters.mcp_tools import McpTools
+
+    catalogue = load_catalogue(settings.catalogue or BUNDLED)
+    tools = McpTools(
+        catalogue.mcp_servers.values(),
+        catalogue.tools.values(),
+        max_result_bytes=settings.state.payload_max_bytes,
+        env={**os.environ, "TURNFENCE_DATA_DIR": str(settings.data_dir.absolute())},
+    )
+    stack.push_async_callback(tools.close)
+    await tools.start()
+    model = _model(settings.model, catalogue)
+    stack.push_async_callback(model.close)
+    guard_model = model if settings.guard_model is None else _model(settings.guard_model, catalogue)
+    if guard_model is not model:
+        stack.push_async_callback(guard_model.close)
+    knowledge = MarkdownKnowledge(settings.knowledge or BUNDLED / "knowledge")
+    stack.push_async_callback(knowledge.close)
+    state = GrpcStateStore(settings.state_target)
+    stack.push_async_callback(state.close)
+    return Deps(
+        state=state,
+        model=model,
+        guard_model=guard_model,
+        tools=tools,
+        knowledge=knowledge,
+        catalogue=catalogue,
+        clock=SystemClock(),
+        settings=settings,
+    )
+
+
+def _model(settings: ModelSettings, catalogue: Catalogue) -> ChatModel:
+    if settings.provider == "runbook":
+        from harness_service.adapters.runbook_model import RunbookModel
+
+        return RunbookModel(catalogue)
+    from harness_service.adapters.openai_model import OpenAIModel
+
+    return OpenAIModel(
+        base_url=settings.base_url, api_key=settings.api_key.get_secret_value(), model=settings.name
+    )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, NoReturn
 
 from harness_service import wire
 from harness_service.core.catalogue import Catalogue
 from harness_service.live_runs import LiveRun, LiveRuns
-from harness_service.ports import StateStore
+from harness_service.ports import OfferedTool, StateStore, ToolProvider
 from turnfence.axes import CancelReason, RunState
 from turnfence.errors import Reason, TurnfenceError
 from turnfence.harness.v1 import harness_pb2 as pb
@@ -18,25 +18,25 @@ from turnfence.harness.v1.harness_pb2_grpc import HarnessServiceServicer
 
 
 class HarnessServicer(HarnessServiceServicer):
-    """``descriptions``: what a tool's server says of it, None while it cannot be reached. Spans in seconds:
-    ``reader_stall``, after which a reader that takes nothing is gone, and ``state_timeout``, of one read."""
+    """Spans in seconds: ``reader_stall``, after which a reader that takes nothing is gone, and ``timeout``,
+    of what a single answer may take."""
 
     def __init__(
         self,
         runs: LiveRuns,
         state: StateStore,
         catalogue: Catalogue,
-        descriptions: Callable[[str], str | None],
+        tools: ToolProvider,
         *,
         reader_stall: float,
-        state_timeout: float,
+        timeout: float,
     ) -> None:
         self._runs = runs
         self._state = state
         self._catalogue = catalogue
-        self._descriptions = descriptions
+        self._tools = tools
         self._reader_stall = reader_stall
-        self._state_timeout = state_timeout
+        self._timeout = timeout
 
     async def RunTurn(self, request: pb.RunTurnRequest, context: Any) -> AsyncIterator[pb.RunTurnResponse]:
         left: float | None = context.time_remaining()
@@ -59,12 +59,10 @@ class HarnessServicer(HarnessServiceServicer):
 
     async def GetRun(self, request: pb.GetRunRequest, context: Any) -> pb.GetRunResponse:
         named = wire.run_named(request)
-        left: float | None = context.time_remaining()
-        timeout = self._state_timeout if left is None else min(left, self._state_timeout)
-        return wire.run_response(await self._state.get_run(named, timeout=timeout))
+        return wire.run_response(await self._state.get_run(named, timeout=self._time_for(context)))
 
     async def ListAgents(self, request: pb.ListAgentsRequest, context: Any) -> pb.ListAgentsResponse:
-        return wire.agents_response(self._catalogue, self._descriptions, request)
+        return wire.agents_response(self._catalogue, await self._reachable(self._time_for(context)), request)
 
     async def WatchRun(self, request: pb.WatchRunRequest, context: Any) -> AsyncIterator[pb.WatchRunResponse]:
         yield _not_served("WatchRun")
@@ -74,6 +72,18 @@ class HarnessServicer(HarnessServiceServicer):
 
     async def ExplainRun(self, request: pb.ExplainRunRequest, context: Any) -> pb.ExplainRunResponse:
         _not_served("ExplainRun")
+
+    async def _reachable(self, timeout: float) -> Mapping[str, OfferedTool]:
+        """The tools that answer in time; a server that is slow to start is not there yet."""
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._tools.schemas()
+        except TimeoutError:
+            return {}
+
+    def _time_for(self, context: Any) -> float:
+        left: float | None = context.time_remaining()
+        return self._timeout if left is None else min(left, self._timeout)
 
 
 def _hold_while_called(run: LiveRun, context: Any, left: float | None) -> None:

@@ -1,76 +1,28 @@
 """Every knob of the harness service, with its unit, default and meaning (wire.md, Commands and settings).
 
-All come from the environment: ``TURNFENCE_`` + the field's name, ``__`` between the parts of a nested
-one (``TURNFENCE_REACT__MAX_ROUNDS``). A span is written ``500ms``, ``10s``, ``5m``, ``24h``, ``7d`` or in
-ISO 8601 (``PT10M``) and is held as seconds. Settings are read once, at start-up; a bad value stops the
-process with one message that names every bad variable.
+How variables are written and how bad ones are named: ``turnfence.serving.settings``.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    SecretStr,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+from turnfence.serving.settings import (
+    PREFIX,
+    Count,
+    Group,
+    LogSettings,
+    Names,
+    Seconds,
+    ServiceSettings,
+    load,
 )
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
-from pydantic_settings import SettingsError as EnvironmentUnreadable
-
-PREFIX = "TURNFENCE_"
-
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
-_ISO = TypeAdapter(timedelta)
 
 
-class InvalidSettings(Exception):
-    """The environment does not make valid settings; the text names every bad variable."""
-
-
-def parse_span(value: object) -> object:
-    """Seconds of ``7d``, ``24h``, ``10m``, ``500ms`` or an ISO 8601 duration; numbers are seconds already."""
-    if not isinstance(value, str):
-        return value
-    text = value.strip()
-    if match := _SPAN.fullmatch(text):
-        return float(match[1]) * _UNITS[match[2]]
-    if text.lstrip("-+").upper().startswith("P"):
-        return _ISO.validate_python(text).total_seconds()
-    if text == "0":
-        return 0.0
-    raise ValueError("a span needs a unit: 500ms, 10s, 5m, 24h, 7d or ISO 8601 (PT10M)")
-
-
-def _names(value: object) -> object:
-    """``a, b`` → ("a", "b")."""
-    if isinstance(value, str):
-        return tuple(name.strip() for name in value.split(",") if name.strip())
-    return value
-
-
-Seconds = Annotated[float, BeforeValidator(parse_span), Field(gt=0, allow_inf_nan=False)]
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
-Count = Annotated[int, Field(gt=0)]
-
-
-class _Group(BaseModel):
-    """A nested group: a misspelt variable is an error, and an error never repeats the bad value."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-
-class ModelSettings(_Group):
+class ModelSettings(Group):
     """``TURNFENCE_MODEL__*`` and, for the semantic guard, ``TURNFENCE_GUARD_MODEL__*``."""
 
     provider: Literal["runbook", "openai"] = "runbook"
@@ -88,7 +40,7 @@ class ModelSettings(_Group):
         return self
 
 
-class ReactSettings(_Group):
+class ReactSettings(Group):
     """The agent loop of one node (state document 6.2)."""
 
     max_rounds: Count = 32
@@ -128,7 +80,7 @@ class StateSettings(BaseModel):
         return self
 
 
-class BudgetSettings(_Group):
+class BudgetSettings(Group):
     """The server's limits of one run; a caller's budget may only lower them."""
 
     model_calls: Count = 100
@@ -138,14 +90,14 @@ class BudgetSettings(_Group):
     deadline: Seconds = 600.0
 
 
-class CollectionSettings(_Group):
+class CollectionSettings(Group):
     """When evidence collection is saturated (lifecycle document 8); each in a row."""
 
     no_gain: Count = 3
     violations: Count = 3
 
 
-class LimitSettings(_Group):
+class LimitSettings(Group):
     """How much one process takes on; above it a call is answered OVERLOADED."""
 
     runs: Count = 200
@@ -157,22 +109,8 @@ class LimitSettings(_Group):
     drain: Seconds = 20.0  # for running turns to end when the process is told to stop
 
 
-class LogSettings(_Group):
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    format: Literal["auto", "json", "pretty"] = "auto"  # auto: pretty on a terminal, else JSON lines
-
-
-class Settings(BaseSettings):
+class Settings(ServiceSettings):
     """The harness service's settings; build them with ``load_settings``."""
-
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX,
-        env_nested_delimiter="__",
-        env_ignore_empty=True,
-        frozen=True,
-        extra="ignore",
-        hide_input_in_errors=True,
-    )
 
     harness_listen: str = "127.0.0.1:7070"  # host:port (port 0: any free one) or unix:/path
     state_target: str = "127.0.0.1:7071"  # any gRPC target
@@ -206,18 +144,4 @@ def load_settings(**overrides: object) -> Settings:
 
     Raises ``InvalidSettings`` with one line for each bad variable; no bad value is repeated in it.
     """
-    given = {name: value for name, value in overrides.items() if value is not None}
-    try:
-        return Settings(**given)  # type: ignore[arg-type]
-    except ValidationError as error:
-        faults = [_fault(fault) for fault in error.errors(include_input=False, include_url=False)]
-        raise InvalidSettings("\n".join(faults)) from None
-    except EnvironmentUnreadable as error:
-        raise InvalidSettings(str(error)) from None
-
-
-def _fault(fault: Mapping[str, Any]) -> str:
-    """``TURNFENCE_REACT__MAX_ROUNDS: Input should be …``."""
-    message = str(fault["msg"]).removeprefix("Value error, ")
-    path = "__".join(str(part) for part in fault["loc"]).upper()
-    return f"{PREFIX}{path}: {message}" if path else message
+    return load(Settings, **overrides)

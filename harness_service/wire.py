@@ -6,11 +6,12 @@ from __future__ import annotations
 import re
 import secrets
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
 from harness_service.core.catalogue import Agent, Catalogue, Skill, ToolContract
+from harness_service.ports import OfferedTool
 from harness_service.turn_types import TurnRequest
 from turnfence import records as r
 from turnfence.axes import ResumeAction, SideEffect
@@ -223,10 +224,10 @@ def run_response(run: r.Run) -> pb.GetRunResponse:
 
 
 def agents_response(
-    catalogue: Catalogue, descriptions: Callable[[str], str | None], request: pb.ListAgentsRequest
+    catalogue: Catalogue, reachable: Mapping[str, OfferedTool], request: pb.ListAgentsRequest
 ) -> pb.ListAgentsResponse:
-    """One page of the catalogue, in its order. ``descriptions``: a tool's words by its catalogue name, None
-    while its server cannot be reached. Raises INVALID_REQUEST for a bad page size or token."""
+    """One page of the catalogue, in its order. ``reachable``: by catalogue name, the tools whose server
+    answers. Raises INVALID_REQUEST for a bad page size or token."""
     start, size = _page(request.page_size, request.page_token, len(catalogue.agents))
     agents = list(catalogue.agents.values())[start : start + size]
     skills = [catalogue.skills[key] for key in _unique(key for agent in agents for key in agent.skills)]
@@ -235,7 +236,7 @@ def agents_response(
     return pb.ListAgentsResponse(
         agents=[_agent_info(agent) for agent in agents],
         skills=[_skill_info(skill) for skill in skills],
-        tools=[_tool_info(tool, descriptions(tool.name)) for tool in tools],
+        tools=[_tool_info(tool, reachable.get(tool.name)) for tool in tools],
         next_page_token=str(following) if following < len(catalogue.agents) else "",
     )
 
@@ -270,12 +271,12 @@ def _skill_info(skill: Skill) -> pb.SkillInfo:
     )
 
 
-def _tool_info(tool: ToolContract, description: str | None) -> pb.ToolInfo:
+def _tool_info(tool: ToolContract, offered: OfferedTool | None) -> pb.ToolInfo:
     return pb.ToolInfo(
         tool_name=tool.name,
-        description=description or "",
+        description=offered.description if offered else "",
         side_effect=_SIDE_EFFECTS[tool.side_effect],
         confirm=tool.is_write and tool.confirm,
         verify_tool_name=tool.verify.tool if tool.verify else "",
-        available=description is not None,
+        available=offered is not None,
     )

@@ -424,6 +424,10 @@ class ColdStore(Protocol):
 
     async def node_dialogue(self, scope: Scope, task_id: str, node_id: str) -> tuple[r.DialogueMessage, ...]: ...
 
+    async def call_requests(self, scope: Scope, evidence_ids: Sequence[str]) -> dict[str, str]:
+        """Evidence id → the request JSON its call was registered with, of those that have one."""
+        ...
+
     async def call_payload(self, scope: Scope, task_id: str, evidence_id: str) -> str | None:
         """``response``, else the payload its ``payload_id`` points to."""
         ...

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,9 +18,9 @@ import yaml
 
 from harness_service.adapters.runbook_format import Runbook, read_runbook
 from harness_service.adapters.strict_reader import (
+    DataPath,
     Field,
     Parse,
-    Path,
     Reader,
     boolean,
     built,
@@ -70,7 +70,7 @@ class CatalogueInvalid(Exception):
         super().__init__("\n".join(str(fault) for fault in self.faults))
 
 
-def load_catalogue(folder: FilePath) -> Catalogue:
+def load_catalogue(folder: Path) -> Catalogue:
     """Read ``*.yaml`` and ``*.yml`` of ``folder`` (not of folders in it) as one catalogue.
 
     Raises ``CatalogueInvalid`` naming every fault; nothing is guessed and nothing is skipped.
@@ -110,17 +110,17 @@ class _Merged:
 
     def __init__(self) -> None:
         self.sections: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
-        self.places: dict[Path, _Place] = {}
+        self.places: dict[DataPath, _Place] = {}
         self.faults: list[Fault] = []
 
-    def fault(self, path: Path, message: str) -> Fault:
+    def fault(self, path: DataPath, message: str) -> Fault:
         """The fault at ``path``, or at the nearest thing round it that has a line."""
         for end in range(len(path), 0, -1):
             if place := self.places.get(path[:end]):
                 return Fault(*place, message)
         return Fault("", 0, message)
 
-    def add(self, file: FilePath) -> None:
+    def add(self, file: Path) -> None:
         try:
             root = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
         except yaml.MarkedYAMLError as error:
@@ -142,7 +142,7 @@ class _Merged:
         for section, entries in data.items():
             self._merge(section, entries, plain.places)
 
-    def _merge(self, section: str, entries: object, places: Mapping[Path, _Place]) -> None:
+    def _merge(self, section: str, entries: object, places: Mapping[DataPath, _Place]) -> None:
         here = places[(section,)]
         if section not in _SECTIONS:
             known = ", ".join(_SECTIONS)
@@ -154,7 +154,7 @@ class _Merged:
             for name, definition in entries.items():
                 self._define(section, name, definition, places)
 
-    def _define(self, section: str, name: str, definition: object, places: Mapping[Path, _Place]) -> None:
+    def _define(self, section: str, name: str, definition: object, places: Mapping[DataPath, _Place]) -> None:
         if name in self.sections[section]:
             first = self.places[(section, name)]
             message = f"{section}: '{name}' is already defined at {first[0]}:{first[1]}"
@@ -169,11 +169,11 @@ class _Plain:
 
     def __init__(self, file: str) -> None:
         self.file = file
-        self.places: dict[Path, _Place] = {}
+        self.places: dict[DataPath, _Place] = {}
         self.faults: list[Fault] = []
         self._scalars = yaml.constructor.SafeConstructor()
 
-    def convert(self, node: yaml.Node, path: Path) -> Any:
+    def convert(self, node: yaml.Node, path: DataPath) -> Any:
         if len(path) > _DEEPEST:
             self._fault(node, "nested too deeply")
             return None
@@ -183,7 +183,7 @@ class _Plain:
             return [self._item(item, (*path, index)) for index, item in enumerate(node.value)]
         return self._scalar(node)
 
-    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+    def _mapping(self, node: yaml.MappingNode, path: DataPath) -> dict[str, Any]:
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
             if key_node.tag != "tag:yaml.org,2002:str":
@@ -199,7 +199,7 @@ class _Plain:
             mapping[key] = self.convert(value_node, (*path, key))
         return mapping
 
-    def _item(self, node: yaml.Node, path: Path) -> Any:
+    def _item(self, node: yaml.Node, path: DataPath) -> Any:
         self.places[path] = self._place(node)
         return self.convert(node, path)
 
@@ -246,14 +246,14 @@ _url: Parse[str] = matching(r"https?://\S+", "an http or https address")
 _HEADER_REFERENCE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*")
 
 
-def _origin(reader: Reader, path: Path, value: object) -> str | None:
+def _origin(reader: Reader, path: DataPath, value: object) -> str | None:
     source = _origin_form(reader, path, value)
     if source is not None and source.startswith("evidence."):
         return source if jmes(reader, path, source.removeprefix("evidence.")) else None
     return source
 
 
-def _header(reader: Reader, path: Path, value: object) -> str | None:
+def _header(reader: Reader, path: DataPath, value: object) -> str | None:
     header = text(reader, path, value)
     if header is not None and header.startswith("env:") and not _HEADER_REFERENCE.fullmatch(header):
         reader.report(path, f"'{header}' does not name an environment variable")
@@ -320,7 +320,7 @@ _TOOL = {
     "artifact": Field(boolean),
 }
 
-_Build = Callable[[Reader, Path, object], Any]
+_Build = Callable[[Reader, DataPath, object], Any]
 
 
 def _keyed(fields: Mapping[str, Field], type_: Callable[..., Any]) -> Callable[[str], _Build]:
@@ -334,7 +334,7 @@ def _tool(name: str) -> _Build:
 
 
 def _runbook(name: str) -> _Build:
-    def read(reader: Reader, path: Path, value: object) -> Runbook | None:
+    def read(reader: Reader, path: DataPath, value: object) -> Runbook | None:
         if isinstance(value, dict) and "name" in value:
             reader.report((*path, "name"), "unknown key 'name': a runbook's name is its key")
             return None
@@ -355,7 +355,7 @@ _SECTIONS: Mapping[str, Callable[[str], _Build]] = {
 def _read_section(reader: Reader, entries: Mapping[str, Any], section: str) -> dict[str, Any]:
     read: dict[str, Any] = {}
     for name, definition in entries.items():
-        path: Path = (section, name)
+        path: DataPath = (section, name)
         named = identifier(reader, path, name)
         found = _SECTIONS[section](name)(reader, path, definition)
         if named is not None and found is not None:
@@ -410,7 +410,7 @@ def _items(value: Any) -> list[tuple[str, Any]]:
     return list(value.items()) if isinstance(value, Mapping) else []
 
 
-_Problems = Iterator[tuple[Path, str]]
+_Problems = Iterator[tuple[DataPath, str]]
 
 
 def _servers(joined: _Joined) -> _Problems:
@@ -428,7 +428,7 @@ def _agents(joined: _Joined) -> _Problems:
 
 def _skills(joined: _Joined) -> _Problems:
     for name, skill in joined.mappings("skills"):
-        here: Path = ("skills", name)
+        here: DataPath = ("skills", name)
         yield from _references(joined, (*here, "tools"), "tool")
         for index, tool in joined.listed(*here, "tools"):
             if skill.get("delegatable") is True and joined.side_effect(tool) is SideEffect.WRITE:
@@ -444,7 +444,7 @@ _WRITE_ONLY = ("confirm", "idempotency_key", "pass_key_as", "verify", "on_error"
 
 def _tools(joined: _Joined) -> _Problems:
     for name, tool in joined.mappings("tools"):
-        here: Path = ("tools", name)
+        here: DataPath = ("tools", name)
         server = tool.get("server", name.partition(".")[0])
         if not joined.knows("mcp_servers", server):
             yield (*here, "server"), f"there is no MCP server '{server}'"
@@ -476,7 +476,7 @@ def _wire_names(joined: _Joined) -> _Problems:
 def _verify(joined: _Joined) -> _Problems:
     for name, _ in joined.mappings("tools"):
         check = joined.at("tools", name, "verify", "tool")
-        here: Path = ("tools", name, "verify", "tool")
+        here: DataPath = ("tools", name, "verify", "tool")
         if not joined.knows("tools", check):
             yield here, f"there is no tool '{check}'"
         elif joined.side_effect(check) is SideEffect.WRITE:
@@ -485,7 +485,7 @@ def _verify(joined: _Joined) -> _Problems:
 
 def _runbooks(joined: _Joined) -> _Problems:
     for name, runbook in joined.mappings("runbooks"):
-        here: Path = ("runbooks", name)
+        here: DataPath = ("runbooks", name)
         agent, skill = runbook.get("agent"), runbook.get("skill")
         skills = [key for _, key in joined.listed("agents", str(agent), "skills")]
         if not joined.knows("agents", agent):
@@ -498,7 +498,7 @@ def _runbooks(joined: _Joined) -> _Problems:
             yield from _steps(joined, skill, here)
 
 
-def _steps(joined: _Joined, skill: str, here: Path) -> _Problems:
+def _steps(joined: _Joined, skill: str, here: DataPath) -> _Problems:
     tools = [tool for _, tool in joined.listed("skills", skill, "tools")]
     outputs = [key for key, _ in _items(joined.at("skills", skill, "outputs"))]
     for index, _ in joined.listed(*here, "steps"):
@@ -508,7 +508,7 @@ def _steps(joined: _Joined, skill: str, here: Path) -> _Problems:
                 yield (*here, "steps", index, key), f"skill '{skill}' has no {key} '{named}'"
 
 
-def _references(joined: _Joined, path: Path, kind: str) -> _Problems:
+def _references(joined: _Joined, path: DataPath, kind: str) -> _Problems:
     listed = joined.listed(*path)
     for index, name in listed:
         if not joined.knows(f"{kind}s", name):

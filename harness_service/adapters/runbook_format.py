@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from harness_service.adapters.strict_reader import (
+    DataPath,
     Field,
     Parse,
-    Path,
     Reader,
     built,
     choice,
@@ -126,7 +126,7 @@ class Runbook(msgspec.Struct, frozen=True):
 class RunbookInvalid(Exception):
     """A runbook that does not follow the format; ``problems``: path and what is wrong there."""
 
-    def __init__(self, problems: list[tuple[Path, str]]) -> None:
+    def __init__(self, problems: list[tuple[DataPath, str]]) -> None:
         self.problems = problems
         super().__init__("; ".join(f"{'.'.join(map(str, path))}: {message}" for path, message in problems))
 
@@ -158,7 +158,7 @@ def read_runbooks(raw: tuple[dict[str, Any], ...]) -> tuple[Runbook, ...]:
     return tuple(runbook for runbook in runbooks if runbook is not None)
 
 
-def read_runbook(reader: Reader, path: Path, value: object) -> Runbook | None:
+def read_runbook(reader: Reader, path: DataPath, value: object) -> Runbook | None:
     """One runbook; None after reporting every problem in it."""
     before = len(reader.problems)
     runbook = built(record(_RUNBOOK), Runbook)(reader, path, value)
@@ -174,7 +174,7 @@ def read_runbook(reader: Reader, path: Path, value: object) -> Runbook | None:
 # --- the schema -----------------------------------------------------------------------------------
 
 
-def _regex(reader: Reader, path: Path, value: object) -> re.Pattern[str] | None:
+def _regex(reader: Reader, path: DataPath, value: object) -> re.Pattern[str] | None:
     source = text(reader, path, value)
     if source is None:
         return None
@@ -185,7 +185,7 @@ def _regex(reader: Reader, path: Path, value: object) -> re.Pattern[str] | None:
         return None
 
 
-def _keyword(reader: Reader, path: Path, value: object) -> re.Pattern[str] | None:
+def _keyword(reader: Reader, path: DataPath, value: object) -> re.Pattern[str] | None:
     """A phrase: whole words where words have spaces round them, anywhere in Chinese."""
     phrase = text(reader, path, value)
     if phrase is None:
@@ -196,7 +196,7 @@ def _keyword(reader: Reader, path: Path, value: object) -> re.Pattern[str] | Non
     return re.compile(before + words + after, re.IGNORECASE)
 
 
-def _argument(reader: Reader, path: Path, value: object) -> Any:
+def _argument(reader: Reader, path: DataPath, value: object) -> Any:
     if isinstance(value, str):
         return template(reader, path, value)
     if isinstance(value, list):
@@ -208,7 +208,7 @@ def _argument(reader: Reader, path: Path, value: object) -> Any:
     return value
 
 
-def _capture(reader: Reader, path: Path, value: object) -> tuple[re.Pattern[str], ...] | None:
+def _capture(reader: Reader, path: DataPath, value: object) -> tuple[re.Pattern[str], ...] | None:
     patterns = list_of(_regex, least=1)(reader, path, value)
     for index, pattern in enumerate(patterns or ()):
         if pattern.groups != 1:
@@ -270,7 +270,7 @@ _STEPS: Mapping[str, Parse[Any]] = {
 }
 
 
-def _step(reader: Reader, path: Path, value: object) -> Step | None:
+def _step(reader: Reader, path: DataPath, value: object) -> Step | None:
     if not isinstance(value, dict):
         reader.report(path, f"expected a mapping, found {kind_of(value)}")
         return None
@@ -283,7 +283,7 @@ def _step(reader: Reader, path: Path, value: object) -> Step | None:
 
 
 _RUNBOOK = {
-    "name": Field(identifier, required=True),
+    "name": Field(text, required=True),  # the key in the section, checked there
     "kind": Field(choice(RunbookKind), required=True),
     "match": Field(built(record(_MATCH), Match), required=True),
     "title": Field(localised, required=True),
@@ -304,20 +304,20 @@ _RUNBOOK = {
 # --- what a table of fields cannot say ------------------------------------------------------------
 
 _TASK_ONLY = ("agent", "skill", "capture", "let", "steps", "conclusions", "missing_info", "recommendations")
-_NEEDS: Mapping[Any, tuple[str, ...]] = {
+_NEEDS: Mapping[str, tuple[str, ...]] = {
     RunbookKind.TASK: ("agent", "skill", "steps"),
     RunbookKind.KNOWLEDGE: ("answer", "not_found"),
     RunbookKind.CHAT: ("answer",),
 }
-_REFUSES: Mapping[Any, tuple[str, ...]] = {
+_REFUSES: Mapping[str, tuple[str, ...]] = {
     RunbookKind.TASK: ("answer", "not_found"),
     RunbookKind.KNOWLEDGE: _TASK_ONLY,
     RunbookKind.CHAT: (*_TASK_ONLY, "not_found"),
 }
 
 
-def _shape_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
-    kind = raw.get("kind")
+def _shape_problems(raw: Mapping[str, Any]) -> Iterator[tuple[DataPath, str]]:
+    kind = str(raw.get("kind"))  # whatever it is: the schema reports a faulty one
     for key in _NEEDS.get(kind, ()):
         if key not in raw:
             yield (), f"a {kind} runbook needs '{key}'"
@@ -329,7 +329,7 @@ def _shape_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
         yield ("match",), "needs 'any' or 'regex': it would never match"
 
 
-def _name_problems(runbook: Runbook) -> Iterator[tuple[Path, str]]:
+def _name_problems(runbook: Runbook) -> Iterator[tuple[DataPath, str]]:
     """Two things of one name, and expressions that read what nothing gives."""
     known = set(CONTEXT_NAMES)
     for name in runbook.let:
@@ -350,7 +350,7 @@ def _name_problems(runbook: Runbook) -> Iterator[tuple[Path, str]]:
             yield path, f"nothing is called '{name}' here (known: {', '.join(sorted(known))})"
 
 
-def _reads(runbook: Runbook) -> Iterator[tuple[Path, frozenset[str]]]:
+def _reads(runbook: Runbook) -> Iterator[tuple[DataPath, frozenset[str]]]:
     for key, one in runbook.let.items():
         yield ("let", key), one.names
     for index, step in enumerate(runbook.steps):

@@ -20,20 +20,20 @@ import msgspec
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
 
-Path = tuple[str | int, ...]
+DataPath = tuple[str | int, ...]
 
 
 class Reader:
     """Collects problems in the order in which they are found."""
 
     def __init__(self) -> None:
-        self.problems: list[tuple[Path, str]] = []
+        self.problems: list[tuple[DataPath, str]] = []
 
-    def report(self, path: Path, message: str) -> None:
+    def report(self, path: DataPath, message: str) -> None:
         self.problems.append((path, message))
 
 
-Parse = Callable[[Reader, Path, object], T | None]
+Parse = Callable[[Reader, DataPath, object], T | None]
 
 
 class Field(msgspec.Struct, frozen=True):
@@ -64,7 +64,7 @@ _KINDS: tuple[tuple[type, str], ...] = (
 )
 
 
-def text(reader: Reader, path: Path, value: object) -> str | None:
+def text(reader: Reader, path: DataPath, value: object) -> str | None:
     """Text that is not blank."""
     if not isinstance(value, str):
         reader.report(path, f"expected text, found {kind_of(value)}")
@@ -75,7 +75,7 @@ def text(reader: Reader, path: Path, value: object) -> str | None:
     return value
 
 
-def boolean(reader: Reader, path: Path, value: object) -> bool | None:
+def boolean(reader: Reader, path: DataPath, value: object) -> bool | None:
     if not isinstance(value, bool):
         reader.report(path, f"expected true or false, found {kind_of(value)}")
         return None
@@ -83,7 +83,7 @@ def boolean(reader: Reader, path: Path, value: object) -> bool | None:
 
 
 def integer(low: int, high: int) -> Parse[int]:
-    def parse(reader: Reader, path: Path, value: object) -> int | None:
+    def parse(reader: Reader, path: DataPath, value: object) -> int | None:
         if isinstance(value, bool) or not isinstance(value, int):
             reader.report(path, f"expected a whole number, found {kind_of(value)}")
             return None
@@ -99,7 +99,7 @@ def matching(pattern: str, wanted: str) -> Parse[str]:
     """Text that the whole of ``pattern`` matches; ``wanted`` says so to a reader."""
     compiled = re.compile(pattern)
 
-    def parse(reader: Reader, path: Path, value: object) -> str | None:
+    def parse(reader: Reader, path: DataPath, value: object) -> str | None:
         found = text(reader, path, value)
         if found is not None and not compiled.fullmatch(found):
             reader.report(path, f"'{found}' is not {wanted}")
@@ -113,7 +113,7 @@ identifier: Parse[str] = matching(r"[A-Za-z0-9_.\-]{1,64}", "an id (1 to 64 of A
 
 
 def choice(options: type[E]) -> Parse[E]:
-    def parse(reader: Reader, path: Path, value: object) -> E | None:
+    def parse(reader: Reader, path: DataPath, value: object) -> E | None:
         if isinstance(value, str) and value in {option.value for option in options}:
             return options(value)
         allowed = ", ".join(option.value for option in options)
@@ -123,7 +123,7 @@ def choice(options: type[E]) -> Parse[E]:
     return parse
 
 
-def jmes(reader: Reader, path: Path, value: object) -> str | None:
+def jmes(reader: Reader, path: DataPath, value: object) -> str | None:
     """A JMESPath expression that compiles, as text."""
     source = text(reader, path, value)
     if source is None:
@@ -152,7 +152,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def duration(reader: Reader, path: Path, value: object) -> float | None:
+def duration(reader: Reader, path: DataPath, value: object) -> float | None:
     """``500ms``, ``10s``, ``2m``, ``1h`` as seconds, above zero."""
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
@@ -163,7 +163,7 @@ def duration(reader: Reader, path: Path, value: object) -> float | None:
 
 
 def list_of(parse: Parse[T], *, least: int = 0) -> Parse[tuple[T, ...]]:
-    def parse_list(reader: Reader, path: Path, value: object) -> tuple[T, ...] | None:
+    def parse_list(reader: Reader, path: DataPath, value: object) -> tuple[T, ...] | None:
         if not isinstance(value, list):
             reader.report(path, f"expected a list, found {kind_of(value)}")
             return None
@@ -177,7 +177,7 @@ def list_of(parse: Parse[T], *, least: int = 0) -> Parse[tuple[T, ...]]:
 
 
 def map_of(parse: Parse[T], *, key: Parse[str] = text) -> Parse[dict[str, T]]:
-    def parse_map(reader: Reader, path: Path, value: object) -> dict[str, T] | None:
+    def parse_map(reader: Reader, path: DataPath, value: object) -> dict[str, T] | None:
         if not isinstance(value, dict):
             reader.report(path, f"expected a mapping, found {kind_of(value)}")
             return None
@@ -196,7 +196,7 @@ def map_of(parse: Parse[T], *, key: Parse[str] = text) -> Parse[dict[str, T]]:
 def record(fields: Mapping[str, Field]) -> Parse[dict[str, Any]]:
     """A mapping with exactly these keys; gives the valid ones under their native names."""
 
-    def parse_record(reader: Reader, path: Path, value: object) -> dict[str, Any] | None:
+    def parse_record(reader: Reader, path: DataPath, value: object) -> dict[str, Any] | None:
         if not isinstance(value, dict):
             reader.report(path, f"expected a mapping, found {kind_of(value)}")
             return None
@@ -220,7 +220,7 @@ def record(fields: Mapping[str, Field]) -> Parse[dict[str, Any]]:
 def built(parse: Parse[dict[str, Any]], build: Callable[..., T]) -> Parse[T]:
     """The record as a native type; None when anything in it was faulty."""
 
-    def parse_built(reader: Reader, path: Path, value: object) -> T | None:
+    def parse_built(reader: Reader, path: DataPath, value: object) -> T | None:
         before = len(reader.problems)
         fields = parse(reader, path, value)
         return None if fields is None or len(reader.problems) > before else build(**fields)

@@ -19,7 +19,7 @@ import jmespath
 import jmespath.exceptions
 import msgspec
 
-from harness_service.adapters.strict_reader import Path, Reader, jmes, kind_of, text
+from harness_service.adapters.strict_reader import DataPath, Reader, jmes, kind_of, text
 
 
 class Expression(msgspec.Struct, frozen=True):
@@ -74,8 +74,14 @@ class Localised(msgspec.Struct, frozen=True):
         return frozenset().union(*(template.names for template in self.by_language.values()))
 
     def text(self, language: str, context: Mapping[str, Any]) -> str | None:
+        return self._in(language).text(context)
+
+    def value(self, language: str, context: Mapping[str, Any]) -> Any:
+        return self._in(language).value(context)
+
+    def _in(self, language: str) -> Template:
         options = self.by_language
-        return (options.get(language) or options.get("en") or next(iter(options.values()))).text(context)
+        return options.get(language) or options.get("en") or next(iter(options.values()))
 
 
 def as_text(value: Any) -> str:
@@ -92,7 +98,7 @@ def as_text(value: Any) -> str:
 _PIECES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]|[^{}]+")
 
 
-def expression(reader: Reader, path: Path, value: object) -> Expression | None:
+def expression(reader: Reader, path: DataPath, value: object) -> Expression | None:
     source = jmes(reader, path, value)
     return None if source is None else compile_expression(source)
 
@@ -103,7 +109,7 @@ def compile_expression(source: str) -> Expression:
     return Expression(source, compiled, frozenset(_names_read(compiled.parsed)))
 
 
-def template(reader: Reader, path: Path, value: object) -> Template | None:
+def template(reader: Reader, path: DataPath, value: object) -> Template | None:
     source = text(reader, path, value)
     if source is None:
         return None
@@ -122,7 +128,7 @@ def template(reader: Reader, path: Path, value: object) -> Template | None:
     return Template(tuple(parts))
 
 
-def localised(reader: Reader, path: Path, value: object) -> Localised | None:
+def localised(reader: Reader, path: DataPath, value: object) -> Localised | None:
     if isinstance(value, str):
         single = template(reader, path, value)
         return None if single is None else Localised({"en": single})

@@ -16,17 +16,11 @@ from turnfence.records import TaskEdge, TaskNode
 
 DELEGATE_MAX_DEPTH = 2
 
-#: Reserved keys of a node's notes (state document 3.3, NodeNoteKey).
-NOTE_AWAITING = "awaiting"
-NOTE_DELEGATE_RESULT = "delegateResult"
-NOTE_ENTITY_OUTPUTS = "entityOutputs"
-RESERVED_NOTES = frozenset({NOTE_AWAITING, NOTE_DELEGATE_RESULT, NOTE_ENTITY_OUTPUTS})
-
 
 class Delegation(msgspec.Struct, frozen=True):
     """The inserted node, the edge to it, and the initiator: WAITING_DELEGATE, depending on it.
 
-    The story also notes ``NOTE_AWAITING`` = the delegate's id in the initiator's space.
+    The story also notes ``notes.AWAITING`` = the delegate's id in the initiator's space.
     """
 
     delegate: TaskNode
@@ -61,9 +55,7 @@ def check_delegation(
             raise TurnfenceError(Reason.DELEGATE_REPEATED)
 
 
-def delegate(
-    initiator: TaskNode, skill: Skill, objective: str, *, node_id: str, now_ms: int
-) -> Delegation:
+def delegate(initiator: TaskNode, skill: Skill, objective: str, *, node_id: str, now_ms: int) -> Delegation:
     """The changes of a delegation that ``check_delegation`` has allowed; the initiator is RUNNING."""
     waiting = moved(initiator, NodeEvent.LOOP_WAITING_DELEGATE, now_ms)
     return Delegation(
@@ -80,9 +72,7 @@ def delegate(
     )
 
 
-def delegates_of(
-    node_id: str, nodes: Sequence[TaskNode], edges: Sequence[TaskEdge]
-) -> list[TaskNode]:
+def delegates_of(node_id: str, nodes: Sequence[TaskNode], edges: Sequence[TaskEdge]) -> list[TaskNode]:
     """The nodes that ``node_id`` delegated to, directly."""
     ids = {e.from_node_id for e in edges if e.type is EdgeType.DELEGATE and e.to_node_id == node_id}
     return [node for node in nodes if node.node_id in ids]

@@ -43,6 +43,11 @@ PIPELINES: Mapping[tuple[TurnMode, IntentType], Pipeline] = {
     (TurnMode.REPLY_ONLY, IntentType.DIAGNOSIS): Pipeline.SYSTEM_CHAT,
 }
 
+#: Where the router's own ``reply`` may be the answer. A knowledge answer always searches first.
+_MAY_ANSWER_AT_ONCE = frozenset(
+    {(TurnMode.REPLY_ONLY, IntentType.SYSTEM_CHAT), *((TurnMode.UNCERTAIN, intent) for intent in IntentType)}
+)
+
 GOAL_MAX_CHARS = 200
 
 TURN_DECISION_SCHEMA: dict[str, Any] = {
@@ -105,6 +110,7 @@ def parse_decision(reply: str | Mapping[str, Any]) -> TurnDecision:
 def corrected(decision: TurnDecision, facts: DispatchFacts) -> TurnDecision:
     """The nearest decision that can be carried out; its ``agent_id`` is a known agent or None.
 
+    ``reply`` is kept only where it may be the answer, and only for the mode it was written for.
     Nothing is guessed that touches a task: a decision whose agent is not known becomes UNCERTAIN.
     """
     mode = _possible_mode(decision, facts)
@@ -115,8 +121,12 @@ def corrected(decision: TurnDecision, facts: DispatchFacts) -> TurnDecision:
     if mode in OPENS_TASK and agent is None:
         mode, intent = TurnMode.UNCERTAIN, decision.intent
     goal = decision.goal_summary or ""
-    return msgspec.structs.replace(
-        decision, mode=mode, intent=intent, agent_id=agent, goal_summary=goal[:GOAL_MAX_CHARS] or None
+    return TurnDecision(
+        mode=mode,
+        intent=intent,
+        agent_id=agent,
+        goal_summary=goal[:GOAL_MAX_CHARS] or None,
+        reply=decision.reply if mode is decision.mode and (mode, intent) in _MAY_ANSWER_AT_ONCE else None,
     )
 
 
@@ -153,7 +163,7 @@ def _asks_for_other_agent(facts: DispatchFacts) -> bool:
 
 
 def _agent(mode: TurnMode, proposed: str | None, facts: DispatchFacts) -> str | None:
-    """Who takes the task: the caller's wish, else (by mode) the task's agent, the model's choice, the only one."""
+    """Who takes the task, by mode: the task's agent, the caller's wish, the model's choice, the only one."""
     task_agent = facts.task_agent or None
     if mode in (TurnMode.CONTINUE_TASK, TurnMode.REPLACE_TASK):
         candidates = [task_agent, facts.requested_agent, proposed]

@@ -83,9 +83,7 @@ def decide(
     return _answer(action or DEFAULT_RESUME[checkpoint.type], checkpoint, now_ms, reconfirm_after_ms)
 
 
-def decide_continue(
-    checkpoint: TaskCheckpoint | None, now_ms: int, reconfirm_after_ms: int
-) -> GuardDecision:
+def decide_continue(checkpoint: TaskCheckpoint | None, now_ms: int, reconfirm_after_ms: int) -> GuardDecision:
     """What CONTINUE_TASK, decided from text, means for the open checkpoint.
 
     The answer to a question resumes its node; an approval or a verification needs a typed action, so

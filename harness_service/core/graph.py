@@ -39,7 +39,9 @@ def check_graph(nodes: Sequence[TaskNode], edges: Sequence[TaskEdge], nodes_max:
 
 def has_cycle(node_ids: Iterable[str], edges: Sequence[TaskEdge]) -> bool:
     """Whether the edges close a circle (Kahn's algorithm)."""
-    waiting_for = {node_id: {e.from_node_id for e in edges if e.to_node_id == node_id} for node_id in node_ids}
+    waiting_for = {
+        node_id: {edge.from_node_id for edge in edges if edge.to_node_id == node_id} for node_id in node_ids
+    }
     while free := [node_id for node_id, upstream in waiting_for.items() if not upstream]:
         for node_id in free:
             del waiting_for[node_id]
@@ -88,11 +90,14 @@ def blocked(nodes: Sequence[TaskNode], edges: Sequence[TaskEdge]) -> list[TaskNo
     """Schedulable nodes that no further run can free, since something upstream FAILED or was CANCELLED."""
     dead = {node.node_id for node in nodes if node.status in (NodeStatus.FAILED, NodeStatus.CANCELLED)}
     hopeless: set[str] = set()
-    while grown := {
-        edge.to_node_id
-        for edge in edges
-        if edge.type is EdgeType.NORMAL and edge.from_node_id in dead | hopeless
-    } - hopeless:
+    while (
+        grown := {
+            edge.to_node_id
+            for edge in edges
+            if edge.type is EdgeType.NORMAL and edge.from_node_id in dead | hopeless
+        }
+        - hopeless
+    ):
         hopeless |= grown
     return [node for node in nodes if node.node_id in hopeless and node.status in SCHEDULABLE]
 

@@ -65,12 +65,8 @@ NO_RESULT = ReleaseDecision(ReleaseOutcome.FAILED, reason=TerminationReason.INVA
 
 VERDICTS: Mapping[SemanticVerdict, ReleaseDecision] = {
     SemanticVerdict.SUPPORTED: SUCCESS,
-    SemanticVerdict.UNSUPPORTED: ReleaseDecision(
-        ReleaseOutcome.FALLBACK, FallbackType.SEMANTIC_UNSUPPORTED
-    ),
-    SemanticVerdict.UNAVAILABLE: ReleaseDecision(
-        ReleaseOutcome.FALLBACK, FallbackType.SEMANTIC_UNAVAILABLE
-    ),
+    SemanticVerdict.UNSUPPORTED: ReleaseDecision(ReleaseOutcome.FALLBACK, FallbackType.SEMANTIC_UNSUPPORTED),
+    SemanticVerdict.UNAVAILABLE: ReleaseDecision(ReleaseOutcome.FALLBACK, FallbackType.SEMANTIC_UNAVAILABLE),
 }
 
 _INSUFFICIENT = ReleaseDecision(ReleaseOutcome.FALLBACK, FallbackType.INSUFFICIENT_EVIDENCE)

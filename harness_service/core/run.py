@@ -73,7 +73,7 @@ class RunLifecycle:
     def __init__(self, deadline: float | None = None) -> None:
         self._lock = threading.Lock()
         self._termination: Termination | None = None
-        self._listeners: list[Callable[[Termination], None]] = []
+        self._listeners: list[Callable[[Termination], object]] = []
         self.deadline = deadline
 
     @property
@@ -113,14 +113,23 @@ class RunLifecycle:
         """End the run for an outside reason, mapped by the table of section 4."""
         return self.finish(CANCEL_TO_RUN_STATE[reason], TerminationReason(reason.value))
 
-    def on_end(self, listener: Callable[[Termination], None]) -> None:
-        """Call ``listener`` once, at the end; at once when the run has ended already."""
+    def on_end(self, listener: Callable[[Termination], object]) -> Callable[[], None]:
+        """Call ``listener`` once, at the end; at once when the run has ended already.
+
+        Returns what takes the listener away again: a run outlives most of what waits for its end.
+        """
         with self._lock:
             if self._termination is None:
                 self._listeners.append(listener)
-                return
+                return lambda: self._forget(listener)
             termination = self._termination
         listener(termination)
+        return lambda: None
+
+    def _forget(self, listener: Callable[[Termination], object]) -> None:
+        with self._lock:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
 
     def remaining(self, now: float) -> float | None:
         """Seconds to the deadline, never negative; None without one."""

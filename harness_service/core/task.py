@@ -13,7 +13,15 @@ import msgspec
 
 from harness_service.core.graph import closed_with_task
 from harness_service.core.node import NodeEvent, moved
-from turnfence.axes import NodeStatus, ReleaseOutcome, ResumeAction, RunState, TaskStatus, TerminationReason, TurnStatus
+from turnfence.axes import (
+    NodeStatus,
+    ReleaseOutcome,
+    ResumeAction,
+    RunState,
+    TaskStatus,
+    TerminationReason,
+    TurnStatus,
+)
 from turnfence.records import (
     ArtifactRef,
     CloseTask,
@@ -48,6 +56,7 @@ class RunEnd(StrEnum):
     INTERRUPTED = "INTERRUPTED"  # its process died or was stopped, or storage was lost
     FENCED = "FENCED"
     UNTOUCHED = "UNTOUCHED"  # the guard's reply, REPLY_ONLY, UNCERTAIN
+    FAILED_BESIDE = "FAILED_BESIDE"  # failed before it touched a task, as when the router failed
 
 
 class LeftBehind(msgspec.Struct, frozen=True):
@@ -68,6 +77,7 @@ LEFT_BEHIND: Mapping[RunEnd, LeftBehind] = {
     RunEnd.INTERRUPTED: LeftBehind(NodeStatus.READY, TaskStatus.RUNNING, TurnStatus.FAILED),
     RunEnd.FENCED: LeftBehind(None, None, TurnStatus.FAILED),
     RunEnd.UNTOUCHED: LeftBehind(None, None, None),
+    RunEnd.FAILED_BESIDE: LeftBehind(None, None, TurnStatus.FAILED),
 }
 
 #: Ends of a run after which the next turn may go on with the task.
@@ -94,7 +104,7 @@ def run_end(
     if reason in _REASON_ENDS:
         return _REASON_ENDS[reason]
     if not task_touched:
-        return RunEnd.UNTOUCHED
+        return RunEnd.FAILED_BESIDE if outcome is ReleaseOutcome.FAILED else RunEnd.UNTOUCHED
     if outcome is ReleaseOutcome.FAILED:
         return RunEnd.FAILED
     if ended_by_user:

@@ -72,12 +72,23 @@ async def begin_turn(stores: Stores, request: r.BeginTurnRequest) -> r.BeginTurn
         raise TurnfenceError(Reason.STATE_FENCED)
     return r.BeginTurnResponse(
         turn=turn,
-        snapshot=recover.snapshot(turn, recovered, message, stores.rules.limits.dialogue_max),
+        snapshot=await _snapshot(stores, turn, recovered, message),
         user_message=message,
         truncated=truncated,
         recovery=recovered.recovery,
         previous_turn=await stores.cold.previous_turn(scope),
     )
+
+
+async def _snapshot(
+    stores: Stores, turn: r.TurnRef, recovered: recover.Recovered, message: r.DialogueMessage | None
+) -> r.Snapshot:
+    snapshot = recover.snapshot(turn, recovered, message, stores.rules.limits.dialogue_max)
+    ids = [head.evidence_id for head in snapshot.unresolved_writes]
+    if not ids:
+        return snapshot
+    requests = await stores.cold.call_requests(Scope(turn.organ_id, turn.conversation_id), ids)
+    return msgspec.structs.replace(snapshot, unresolved_requests=requests)
 
 
 async def _acquire_and_claim(
@@ -200,7 +211,8 @@ def _refusal(kind: Acquisition | ClaimKind) -> TurnfenceError:
 def _user_message(
     request: r.BeginTurnRequest, turn: r.TurnRef, text: str, view: recover.View, now_ms: int
 ) -> r.DialogueMessage | None:
-    """The user's message; an answer to a question carries the asking node and its round (2.9)."""
+    """The user's message; an answer to a question carries the asking node, and the round that it begins
+    (2.9): a round reads from the user's words to what the calls returned (3.3)."""
     if not text:
         return None
     task = view.task
@@ -215,7 +227,7 @@ def _user_message(
         trace_id=turn.run_id,
         task_id=task.metadata.task_id if asked and task is not None else "",
         node_id=node_id,
-        round=view.rounds.get(node_id, 0),
+        round=view.rounds.get(node_id, 0) + 1 if asked else 0,
         created_at=now_ms,
         version=turn.version,
         idx=0,

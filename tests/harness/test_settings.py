@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness_service.settings import InvalidSettings, Settings, load_settings, parse_span
+from harness_service.settings import Settings, load_settings
+from turnfence.serving.settings import InvalidSettings, parse_span
 
 
 @pytest.fixture(autouse=True)

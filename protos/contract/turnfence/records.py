@@ -518,6 +518,7 @@ class Snapshot(Record):
     shared: dict[str, Sourced] = {}
     task: TaskState | None = None
     unresolved_writes: list[EvidenceHead] = []
+    unresolved_requests: dict[str, str] = {}
 
 
 class Recovery(Record):

@@ -14,7 +14,7 @@
 -- Values are opaque strings: no business JSON and no large number passes through Lua.
 
 local STATE, LOCK, DIRTY, OUTBOX, LISTED = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local FIRST_OP_KEY = 6
+local OWN_KEYS = 5
 local MAX_OPS = 10000
 local MAX_NUMBER = 9007199254740991
 local MAX_TTL = 31622400000 -- 366 days: now + ttl never overflows
@@ -34,13 +34,16 @@ local function input(what) return redis.error_reply('INPUT ' .. what) end
 -- The prefix that all keys must have, or an error.
 local function check_keys()
   if not STATE or string.sub(STATE, -6) ~= ':state' then return nil, input('KEYS[1] is no state key') end
-  local prefix = string.sub(STATE, 1, -6)
+  local common, seen = string.sub(STATE, 1, -6), {}
   for i, key in ipairs(KEYS) do
-    if #key <= #prefix or string.sub(key, 1, #prefix) ~= prefix then
+    if #key <= #common or string.sub(key, 1, #common) ~= common then
       return nil, input('KEYS[' .. i .. '] is not of this conversation')
     end
+    if seen[key] then return nil, input('KEYS[' .. i .. '] is there twice') end
+    seen[key] = true
   end
-  return prefix
+  if #KEYS < OWN_KEYS then return nil, input('the first keys are missing') end
+  return common
 end
 
 -- What kind each key has now, and will have after the ops read so far.
@@ -95,6 +98,10 @@ end
 local seq, ttl, prefix -- of this call: new data sequence, TTL in ms, common prefix of all keys
 local expiries = {}    -- key → ms, set once per key at the end
 local listed = {}      -- suffixes for the `keys` set
+local OWN_FIELDS = { version = true, dataVersion = true, dataSeq = true, flushSeq = true, flushHash = true }
+local ON_OWN_KEYS = { -- what ops may do to KEYS[1..5]
+  HSET = { true }, HDEL = { true }, EXPIRE = { true, nil, true, true, true }, DEL = { nil, nil, true, true, true },
+}
 
 local function is_listed(suffix)
   return string.sub(suffix, 1, 5) == 'task:' or string.sub(suffix, 1, 7) == 'events:'
@@ -102,10 +109,11 @@ local function is_listed(suffix)
 end
 
 local function touch(key)
-  if expiries[key] ~= nil then expiries[key] = ttl return end
+  if not expiries[key] then
+    local suffix = string.sub(key, #prefix + 1)
+    if is_listed(suffix) then listed[suffix] = true end
+  end
   expiries[key] = ttl
-  local suffix = string.sub(key, #prefix + 1)
-  if is_listed(suffix) then listed[#listed + 1] = suffix end
 end
 
 local function holds(wanted)
@@ -128,6 +136,14 @@ end
 
 local function pairs_given(op)
   if op.argc < 2 or op.argc % 2 ~= 0 or op.argc > 2000 then return input('HSET needs fields with values') end
+  return nil
+end
+
+local function fields_free(op)
+  if op.key ~= STATE then return nil end
+  for i = op.at, op.at + op.argc - 1, 2 do
+    if OWN_FIELDS[ARGV[i]] then return input(op.name .. ' of state field ' .. ARGV[i]) end
+  end
 end
 
 local function holds_array(op)
@@ -136,12 +152,6 @@ local function holds_array(op)
     return redis.error_reply('CORRUPT field ' .. ARGV[op.at] .. ' of ' .. op.key .. ' is no array')
   end
 end
-
-local function not_state(op)
-  if op.key == STATE or op.key == LOCK then return input(op.name .. ' of state or lock') end
-end
-
-local function forget_kind(op) kinds[op.key] = 'none' end
 
 local function member_given(op)
   if ARGV[op.at] == '' then return input(op.name .. ' needs a member') end
@@ -160,6 +170,13 @@ end
 -- The last event of a stream, as far as this call knows: an older sequence is there already.
 local last_event = {}
 
+local function becomes(wanted)
+  return function(op)
+    kinds[op.key] = wanted
+    last_event[op.key] = 0
+  end
+end
+
 local function event_wanted(op)
   if not last_event[op.key] then
     local last = redis.call('XREVRANGE', op.key, '+', '-', 'COUNT', '1')[1]
@@ -171,32 +188,30 @@ end
 
 local RULES = {
   HSET = {
-    keyed = true, check = both(pairs_given, holds('hash')),
+    keyed = true, check = both(both(pairs_given, fields_free), holds('hash')),
     apply = function(op)
       redis.call('HSET', op.key, unpack(ARGV, op.at, op.at + op.argc - 1))
       touch(op.key)
     end,
   },
   HDEL = {
-    keyed = true, argc = 1, check = holds('hash'),
+    keyed = true, argc = 1, check = both(fields_free, holds('hash')),
     apply = function(op) redis.call('HDEL', op.key, ARGV[op.at]) end,
   },
   SET = {
-    keyed = true, argc = 1,
-    check = function(op)
-      kinds[op.key] = 'string'
-      return not_state(op)
-    end,
+    keyed = true, argc = 1, check = becomes('string'),
     apply = function(op)
       redis.call('SET', op.key, ARGV[op.at])
       touch(op.key)
     end,
   },
   DEL = {
-    keyed = true, argc = 0, check = both(not_state, forget_kind),
+    keyed = true, argc = 0, check = becomes('none'),
     apply = function(op)
       redis.call('DEL', op.key)
-      redis.call('SREM', LISTED, string.sub(op.key, #prefix + 1))
+      local suffix = string.sub(op.key, #prefix + 1)
+      redis.call('SREM', LISTED, suffix)
+      listed[suffix] = nil
       expiries[op.key] = nil
     end,
   },
@@ -221,8 +236,8 @@ local RULES = {
   EXPIRE = {
     keyed = true, argc = 1, check = number_is(1, 1, MAX_TTL),
     apply = function(op)
-      if expiries[op.key] == nil then redis.call('PEXPIRE', op.key, text_of(op.number))
-      else expiries[op.key] = op.number end
+      if expiries[op.key] then expiries[op.key] = op.number
+      else redis.call('PEXPIRE', op.key, text_of(op.number)) end
     end,
   },
   XADD = {
@@ -282,6 +297,9 @@ local function read_ops(at, run, token)
       return nil, input('the shape of op ' .. i .. ', a ' .. name)
     end
     if rule.keyed ~= (place > 0 or nil) then return nil, input('the key of op ' .. i .. ', a ' .. name) end
+    if place > 0 and place <= OWN_KEYS and not (ON_OWN_KEYS[name] and ON_OWN_KEYS[name][place]) then
+      return nil, input(name .. ' of ' .. KEYS[place])
+    end
     local op = { name = name, rule = rule, key = KEYS[place], at = at + 3, argc = argc, run = run, token = token }
     local wrong = rule.check(op)
     if wrong then return nil, wrong end
@@ -296,14 +314,13 @@ end
 -- first: a script that only frees memory still runs when Redis refuses to take more.
 local function apply(ops, new_seq, fields)
   seq = new_seq
+  expiries[STATE] = ttl
   for _, op in ipairs(ops) do op.rule.apply(op) end
   redis.call('HSET', STATE, 'dataSeq', text_of(new_seq), unpack(fields))
-  if expiries[STATE] == nil then expiries[STATE] = ttl end
-  if #listed > 0 then
-    for first = 1, #listed, 1000 do
-      redis.call('SADD', LISTED, unpack(listed, first, math.min(first + 999, #listed)))
-    end
+  for suffix in pairs(listed) do
+    redis.call('SADD', LISTED, suffix)
     expiries[LISTED] = ttl
   end
   for key, ms in pairs(expiries) do redis.call('PEXPIRE', key, text_of(ms)) end
 end
+

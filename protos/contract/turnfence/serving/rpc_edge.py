@@ -17,9 +17,9 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-from turnfence.serving.logs import get_logger
 from turnfence.errors import Reason, TurnfenceError
 from turnfence.rpc_errors import to_grpc_status
+from turnfence.serving.logs import get_logger
 
 _log = get_logger(__name__)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")

@@ -95,7 +95,7 @@ def load(kind: type[S], **overrides: object) -> S:
     """
     given = {name: value for name, value in overrides.items() if value is not None}
     try:
-        return kind(**given)  # type: ignore[arg-type]
+        return kind(**given)
     except ValidationError as error:
         faults = [_fault(fault) for fault in error.errors(include_input=False, include_url=False)]
         raise InvalidSettings("\n".join(faults)) from None

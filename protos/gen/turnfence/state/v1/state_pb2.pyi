@@ -313,6 +313,26 @@ class Snapshot(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class UnresolvedRequestsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CONVERSATION_FIELD_NUMBER: _builtins.int
     DIALOGUE_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
@@ -320,6 +340,7 @@ class Snapshot(_message.Message):
     SHARED_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
     UNRESOLVED_WRITES_FIELD_NUMBER: _builtins.int
+    UNRESOLVED_REQUESTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def conversation(self) -> _records_pb2.Conversation:
         """The conversation, with this turn's version."""
@@ -348,6 +369,10 @@ class Snapshot(_message.Message):
     def unresolved_writes(self) -> _containers.RepeatedCompositeFieldContainer[_records_pb2.EvidenceHead]:
         """Writes of any task of the conversation whose outcome nobody knows."""
 
+    @_builtins.property
+    def unresolved_requests(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Evidence id to the arguments (one JSON document) that its write was registered with; what a check tool is asked with."""
+
     def __init__(
         self,
         *,
@@ -358,10 +383,11 @@ class Snapshot(_message.Message):
         shared: _abc.Mapping[_builtins.str, _records_pb2.Sourced] | None = ...,
         task: _records_pb2.Task | None = ...,
         unresolved_writes: _abc.Iterable[_records_pb2.EvidenceHead] | None = ...,
+        unresolved_requests: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "dialogue", b"dialogue", "entities", b"entities", "records", b"records", "shared", b"shared", "task", b"task", "unresolved_writes", b"unresolved_writes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "dialogue", b"dialogue", "entities", b"entities", "records", b"records", "shared", b"shared", "task", b"task", "unresolved_requests", b"unresolved_requests", "unresolved_writes", b"unresolved_writes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

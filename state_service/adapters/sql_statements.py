@@ -1,0 +1,108 @@
+"""The one place where statements are made: every one is scoped by organisation, and reads and updates
+see only rows that are not deleted. Nothing else in the service builds a SELECT, UPDATE or INSERT."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, Table, Update, and_, insert, select, update
+from sqlalchemy.dialects import mysql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from state_service.ports import Scope
+
+
+def scoped(table: Table, organ_id: str, *, deleted: bool = False) -> ColumnElement[bool]:
+    """The condition that no statement may lack. ``deleted``: also rows marked as deleted."""
+    tenant = table.c.organ_id == organ_id
+    return tenant if deleted else and_(tenant, table.c.delete_flag == 0)
+
+
+def pick(
+    table: Table, organ_id: str, *where: ColumnElement[bool], columns: Sequence[Any] = (), deleted: bool = False
+) -> Select[Any]:
+    return select(*(columns or (table,))).where(scoped(table, organ_id, deleted=deleted), *where)
+
+
+def change(
+    table: Table, organ_id: str, *where: ColumnElement[bool], deleted: bool = False
+) -> Update:
+    return update(table).where(scoped(table, organ_id, deleted=deleted), *where)
+
+
+def in_conversation(table: Table, scope: Scope) -> ColumnElement[bool]:
+    return table.c.conversation_id == scope.conversation_id
+
+
+def stamped(scope: Scope, version: int, now_ms: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with the common columns."""
+    return {
+        "organ_id": scope.organ_id,
+        "conversation_id": scope.conversation_id,
+        "create_time": now_ms,
+        "update_time": now_ms,
+        "version": version,
+        "delete_flag": 0,
+        **row,
+    }
+
+
+async def add(connection: AsyncConnection, table: Table, row: Mapping[str, Any]) -> None:
+    """A plain INSERT: a duplicate business key raises ``IntegrityError``."""
+    await connection.execute(insert(table).values(**row))
+
+
+async def upsert(
+    connection: AsyncConnection, table: Table, rows: Iterable[Mapping[str, Any]], *, keep: Iterable[str] = ()
+) -> None:
+    """INSERT, or UPDATE by the business key. ``keep``: columns that an existing row does not lose."""
+    values = [dict(row) for row in rows]
+    if not values:
+        return
+    kept = {"organ_id", "conversation_id", "create_time", *keep, *_business_key(table)}
+    changed = [name for name in values[0] if name not in kept]
+    if connection.dialect.name == "sqlite":
+        lite = sqlite.insert(table).values(values)
+        await connection.execute(
+            lite.on_conflict_do_update(
+                index_elements=_business_key(table), set_={name: lite.excluded[name] for name in changed}
+            )
+        )
+        return
+    my = mysql.insert(table).values(values)
+    await connection.execute(
+        my.on_duplicate_key_update({name: my.inserted[name] for name in changed or ["update_time"]})
+    )
+
+
+async def add_missing(
+    connection: AsyncConnection, table: Table, rows: Iterable[Mapping[str, Any]]
+) -> None:
+    """INSERT what is not there yet; append-only records, safe to repeat."""
+    values = [dict(row) for row in rows]
+    if not values:
+        return
+    if connection.dialect.name == "sqlite":
+        lite = sqlite.insert(table).values(values)
+        await connection.execute(lite.on_conflict_do_nothing(index_elements=_business_key(table)))
+        return
+    my = mysql.insert(table).values(values)
+    await connection.execute(my.on_duplicate_key_update({"update_time": table.c.update_time}))
+
+
+def _business_key(table: Table) -> list[str]:
+    name = f"uk_{table.name}"
+    return next(
+        [column.name for column in constraint.columns]
+        for constraint in table.constraints
+        if constraint.name == name
+    )
+
+
+async def rows_of(connection: AsyncConnection, statement: Select[Any]) -> list[Mapping[str, Any]]:
+    return list((await connection.execute(statement)).mappings())
+
+
+async def row_of(connection: AsyncConnection, statement: Select[Any]) -> Mapping[str, Any] | None:
+    return (await connection.execute(statement)).mappings().first()
