@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -24,6 +22,7 @@ from harness_service.settings import LimitSettings, ModelSettings, Settings
 from turnfence.harness.v1 import harness_pb2, harness_pb2_grpc
 from turnfence.serving import listening
 from turnfence.serving.logs import get_logger
+from turnfence.serving.process import SystemClock, told_to_stop
 from turnfence.serving.rpc_edge import ErrorEdge
 
 _log = get_logger(__name__)
@@ -31,16 +30,6 @@ _log = get_logger(__name__)
 SERVICES = tuple(f"turnfence.harness.v1.{name}" for name in harness_pb2.DESCRIPTOR.services_by_name)
 BUNDLED = Path(__file__).parent / "catalogue"
 _STREAMS_END = 2.0  # seconds for streams to deliver their last events once every turn has ended
-
-
-class SystemClock:
-    """The machine's two clocks."""
-
-    def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000
-
-    def monotonic(self) -> float:
-        return time.monotonic()
 
 
 async def serve(settings: Settings, ready_fd: int | None = None) -> None:
@@ -62,7 +51,7 @@ async def serve(settings: Settings, ready_fd: int | None = None) -> None:
         )
         async with running(servicer, runs, settings) as address:
             listening.announce(address, ready_fd)
-            await _told_to_stop()
+            await told_to_stop()
             _log.info("stopping", runs=len(runs))
     _log.info("stopped")
 
@@ -101,15 +90,6 @@ async def _drain(
     stopping = asyncio.create_task(server.stop(limits.drain + _STREAMS_END))
     await runs.drain(limits.drain)
     await stopping
-
-
-async def _told_to_stop() -> None:
-    """Wait for SIGTERM or SIGINT."""
-    told = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
-    await told.wait()
 
 
 async def _build(settings: Settings, stack: AsyncExitStack) -> Deps:
@@ -152,8 +132,11 @@ def _model(settings: ModelSettings, catalogue: Catalogue) -> ChatModel:
         from harness_service.adapters.runbook_model import RunbookModel
 
         return RunbookModel(catalogue)
-    from harness_service.adapters.openai_model import OpenAIModel
+    from harness_service.adapters.openai_model import OpenAiModel
 
-    return OpenAIModel(
-        base_url=settings.base_url, api_key=settings.api_key.get_secret_value(), model=settings.name
+    return OpenAiModel(
+        base_url=settings.base_url,
+        api_key=settings.api_key.get_secret_value(),
+        name=settings.name,
+        max_tokens=settings.max_tokens,
     )

@@ -210,7 +210,9 @@ class HotStore(Protocol):
         list[str], ZRANGE as list[tuple[str, int]], XRANGE as list[tuple[int sequence, str value]]."""
         ...
 
-    async def wait_events(self, scope: Scope, run_id: str, after: int, *, block_ms: int) -> list[tuple[int, str]]:
+    async def wait_events(
+        self, scope: Scope, run_id: str, after: int, *, block_ms: int
+    ) -> list[tuple[int, str]]:
         """Events of a run after a sequence; waits up to ``block_ms`` when there are none yet."""
         ...
 
@@ -360,14 +362,14 @@ class ColdStore(Protocol):
 
     async def conversation(self, scope: Scope) -> ConversationRow | None: ...
 
-    async def claim(
-        self, scope: Scope, *, user_id: str, version: int, start: RunStart, now_ms: int
-    ) -> Claim:
+    async def claim(self, scope: Scope, *, user_id: str, version: int, start: RunStart, now_ms: int) -> Claim:
         """B2: create the conversation row if there is none, raise its fence to ``version`` for this
         run, create the run row. Again with the same run and version: the same answer."""
         ...
 
-    async def load_conversation(self, scope: Scope, *, dialogue_max: int, records_max: int) -> ConversationRows | None: ...
+    async def load_conversation(
+        self, scope: Scope, *, dialogue_max: int, records_max: int
+    ) -> ConversationRows | None: ...
 
     async def load_task(self, scope: Scope, task_id: str) -> TaskRows | None: ...
 
@@ -384,9 +386,7 @@ class ColdStore(Protocol):
         task_node_payload, others into ``response``. A live key goes NULL when no longer live."""
         ...
 
-    async def put_payload(
-        self, turn: r.TurnRef, *, payload_id: str, payload_type: str, data: str
-    ) -> bool:
+    async def put_payload(self, turn: r.TurnRef, *, payload_id: str, payload_type: str, data: str) -> bool:
         """A large node-space field (OUTPUT), before its placeholder is flushed."""
         ...
 
@@ -398,9 +398,7 @@ class ColdStore(Protocol):
         """Whether the run's turn_commit row exists, asked on a fresh connection."""
         ...
 
-    async def end_runs(
-        self, scope: Scope, ends: Sequence[RunEnd], *, only_running: bool = True
-    ) -> None:
+    async def end_runs(self, scope: Scope, ends: Sequence[RunEnd], *, only_running: bool = True) -> None:
         """Record ends of runs outside the fence (interrupted, abandoned, state lost)."""
         ...
 
@@ -422,7 +420,9 @@ class ColdStore(Protocol):
         """The last turn of the conversation, if it was DIAGNOSIS + SUCCESS with a published result."""
         ...
 
-    async def node_dialogue(self, scope: Scope, task_id: str, node_id: str) -> tuple[r.DialogueMessage, ...]: ...
+    async def node_dialogue(
+        self, scope: Scope, task_id: str, node_id: str
+    ) -> tuple[r.DialogueMessage, ...]: ...
 
     async def call_requests(self, scope: Scope, evidence_ids: Sequence[str]) -> dict[str, str]:
         """Evidence id → the request JSON its call was registered with, of those that have one."""
@@ -435,5 +435,3 @@ class ColdStore(Protocol):
     async def payload(self, scope: Scope, payload_id: str) -> str | None: ...
 
     async def close(self) -> None: ...
-
-

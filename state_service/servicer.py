@@ -6,10 +6,13 @@ What this version does not serve answers UNIMPLEMENTED (NOT_SERVED), and nothing
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
-from typing import Any, NoReturn
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any, NoReturn, TypeVar
 
+import msgspec
 import structlog
+from google.protobuf.message import Message
 
 from state_service import wire
 from state_service.conversation import begin, nodes, persist, runs, writes
@@ -27,23 +30,44 @@ from turnfence.state.v1 import (
     state_pb2_grpc,
 )
 
+Asked = TypeVar("Asked", bound=msgspec.Struct)
+Answered = TypeVar("Answered", bound=msgspec.Struct)
+Answer = TypeVar("Answer", bound=Message)
+Step = Callable[[Stores, Asked], Awaitable[Answered]]
 
-async def stored(answer: Awaitable[Any]) -> Any:
-    """A step's answer, with what its stores say in the contract's words."""
+
+@contextmanager
+def contract_words() -> Iterator[None]:
+    """What the stores say becomes what the contract says."""
     try:
-        return await answer
+        yield
     except StoreUnavailable as error:
         raise TurnfenceError(Reason.STATE_UNAVAILABLE, detail=str(error)) from error
     except StoreCorrupt as error:
         raise TurnfenceError(Reason.STATE_WRITE_FAILED, detail=str(error)) from error
 
 
-def _bind(record: Any) -> None:
-    """Whose call this is, on every log line of it."""
+def checked(request: Message, kind: type[Asked]) -> Asked:
+    """The request's record; from here on its run and organisation are on every log line of the call."""
+    record = wire.checked(request, kind)
     turn = getattr(record, "turn", record)
     structlog.contextvars.bind_contextvars(
         run_id=getattr(turn, "run_id", ""), organ_id=getattr(turn, "organ_id", "")
     )
+    return record
+
+
+async def answer(
+    stores: Stores,
+    request: Message,
+    kind: type[Asked],
+    step: Step[Asked, Answered],
+    response: type[Answer],
+) -> Answer:
+    """One unary call: check, step, map back."""
+    record = checked(request, kind)
+    with contract_words():
+        return to_message(await step(stores, record), response)
 
 
 class StateServicer(state_pb2_grpc.StateServiceServicer):
@@ -52,64 +76,79 @@ class StateServicer(state_pb2_grpc.StateServiceServicer):
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
 
-    async def _unary(self, request: Any, kind: type[Any], step: Any, response: type[Any]) -> Any:
-        record = wire.checked(request, kind)
-        _bind(record)
-        return to_message(await stored(step(self._stores, record)), response)
-
-    async def BeginTurn(self, request: Any, context: Any) -> state_pb2.BeginTurnResponse:
+    async def BeginTurn(
+        self, request: state_pb2.BeginTurnRequest, context: object
+    ) -> state_pb2.BeginTurnResponse:
         wire.check_text(request.input.text)
-        return await self._unary(
-            request, r.BeginTurnRequest, begin.begin_turn, state_pb2.BeginTurnResponse
+        return await answer(
+            self._stores, request, r.BeginTurnRequest, begin.begin_turn, state_pb2.BeginTurnResponse
         )
 
-    async def OpenNode(self, request: Any, context: Any) -> state_pb2.OpenNodeResponse:
-        return await self._unary(request, r.OpenNodeRequest, nodes.open_node, state_pb2.OpenNodeResponse)
+    async def OpenNode(
+        self, request: state_pb2.OpenNodeRequest, context: object
+    ) -> state_pb2.OpenNodeResponse:
+        return await answer(
+            self._stores, request, r.OpenNodeRequest, nodes.open_node, state_pb2.OpenNodeResponse
+        )
 
-    async def Flush(self, request: Any, context: Any) -> state_pb2.FlushResponse:
+    async def Flush(self, request: state_pb2.FlushRequest, context: object) -> state_pb2.FlushResponse:
         wire.check_sequence(request.sequence)
-        return await self._unary(request, r.FlushRequest, persist.flush, state_pb2.FlushResponse)
+        return await answer(self._stores, request, r.FlushRequest, persist.flush, state_pb2.FlushResponse)
 
-    async def RegisterWrite(self, request: Any, context: Any) -> state_pb2.RegisterWriteResponse:
-        return await self._unary(
-            request, r.RegisterWriteRequest, writes.register_write, state_pb2.RegisterWriteResponse
+    async def RegisterWrite(
+        self, request: state_pb2.RegisterWriteRequest, context: object
+    ) -> state_pb2.RegisterWriteResponse:
+        return await answer(
+            self._stores,
+            request,
+            r.RegisterWriteRequest,
+            writes.register_write,
+            state_pb2.RegisterWriteResponse,
         )
 
-    async def SettleCalls(self, request: Any, context: Any) -> state_pb2.SettleCallsResponse:
-        return await self._unary(
-            request, r.SettleCallsRequest, writes.settle_calls, state_pb2.SettleCallsResponse
+    async def SettleCalls(
+        self, request: state_pb2.SettleCallsRequest, context: object
+    ) -> state_pb2.SettleCallsResponse:
+        return await answer(
+            self._stores, request, r.SettleCallsRequest, writes.settle_calls, state_pb2.SettleCallsResponse
         )
 
     async def ReadPayload(
-        self, request: Any, context: Any
+        self, request: state_pb2.ReadPayloadRequest, context: object
     ) -> AsyncIterator[state_pb2.ReadPayloadResponse]:
-        record = wire.checked(request, r.ReadPayloadRequest)
-        _bind(record)
-        data = await stored(nodes.read_payload(self._stores, record))
+        record = checked(request, r.ReadPayloadRequest)
+        with contract_words():
+            data = await nodes.read_payload(self._stores, record)
         for start in range(0, max(len(data), 1), wire.CHUNK_BYTES):
             yield state_pb2.ReadPayloadResponse(
                 chunk=data[start : start + wire.CHUNK_BYTES], total_bytes=len(data)
             )
 
-    async def PersistTurn(self, request: Any, context: Any) -> state_pb2.PersistTurnResponse:
+    async def PersistTurn(
+        self, request: state_pb2.PersistTurnRequest, context: object
+    ) -> state_pb2.PersistTurnResponse:
         wire.check_sequence(request.sequence)
-        return await self._unary(
-            request, r.PersistTurnRequest, persist.persist_turn, state_pb2.PersistTurnResponse
+        return await answer(
+            self._stores, request, r.PersistTurnRequest, persist.persist_turn, state_pb2.PersistTurnResponse
         )
 
-    async def RenewLease(self, request: Any, context: Any) -> state_pb2.RenewLeaseResponse:
-        return await self._unary(
-            request, r.RenewLeaseRequest, persist.renew_lease, state_pb2.RenewLeaseResponse
+    async def RenewLease(
+        self, request: state_pb2.RenewLeaseRequest, context: object
+    ) -> state_pb2.RenewLeaseResponse:
+        return await answer(
+            self._stores, request, r.RenewLeaseRequest, persist.renew_lease, state_pb2.RenewLeaseResponse
         )
 
-    async def AbandonTurn(self, request: Any, context: Any) -> state_pb2.AbandonTurnResponse:
-        return await self._unary(
-            request, r.AbandonTurnRequest, persist.abandon_turn, state_pb2.AbandonTurnResponse
+    async def AbandonTurn(
+        self, request: state_pb2.AbandonTurnRequest, context: object
+    ) -> state_pb2.AbandonTurnResponse:
+        return await answer(
+            self._stores, request, r.AbandonTurnRequest, persist.abandon_turn, state_pb2.AbandonTurnResponse
         )
 
-    async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
+    # A coroutine where the contract streams: it is refused before anything is read.
+    async def Session(self, request_iterator: object, context: object) -> Any:  # type: ignore[override]
         _not_served("Session")
-        yield  # a generator, as the contract streams
 
 
 class RunServicer(run_service_pb2_grpc.RunServiceServicer):
@@ -118,65 +157,64 @@ class RunServicer(run_service_pb2_grpc.RunServiceServicer):
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
 
-    async def GetRun(self, request: Any, context: Any) -> run_service_pb2.GetRunResponse:
-        record = wire.checked(request, r.GetRunRequest)
-        _bind(record)
-        run = await stored(runs.get_run(self._stores, record))
-        return to_message(r.GetRunResponse(run=run), run_service_pb2.GetRunResponse)
+    async def GetRun(
+        self, request: run_service_pb2.GetRunRequest, context: object
+    ) -> run_service_pb2.GetRunResponse:
+        return await answer(self._stores, request, r.GetRunRequest, _get_run, run_service_pb2.GetRunResponse)
 
     async def WatchEvents(
-        self, request: Any, context: Any
+        self, request: run_service_pb2.WatchEventsRequest, context: object
     ) -> AsyncIterator[run_service_pb2.WatchEventsResponse]:
-        record = wire.checked(request, r.WatchEventsRequest)
-        _bind(record)
-        items = runs.watch_events(self._stores, record).__aiter__()
-        while True:
-            try:
-                item = await stored(items.__anext__())
-            except StopAsyncIteration:
-                return
-            yield _watched(item)
+        record = checked(request, r.WatchEventsRequest)
+        with contract_words():
+            async with aclosing(runs.watch_events(self._stores, record)) as items:
+                async for item in items:
+                    yield _watched(item)
 
-    async def RequestCancel(self, request: Any, context: Any) -> Any:
+    async def RequestCancel(self, request: object, context: object) -> Any:
         _not_served("RequestCancel")
 
-    async def ListRuns(self, request: Any, context: Any) -> Any:
+    async def ListRuns(self, request: object, context: object) -> Any:
         _not_served("ListRuns")
 
-    async def ListTraceEvents(self, request: Any, context: Any) -> Any:
+    async def ListTraceEvents(self, request: object, context: object) -> Any:
         _not_served("ListTraceEvents")
 
-    async def ListEvidence(self, request: Any, context: Any) -> Any:
+    async def ListEvidence(self, request: object, context: object) -> Any:
         _not_served("ListEvidence")
 
-    async def RecordStreamEnd(self, request: Any, context: Any) -> Any:
+    async def RecordStreamEnd(self, request: object, context: object) -> Any:
         _not_served("RecordStreamEnd")
 
 
 class HistoryServicer(history_service_pb2_grpc.HistoryServiceServicer):
     """The read side of conversations."""
 
-    async def GetConversation(self, request: Any, context: Any) -> Any:
+    async def GetConversation(self, request: object, context: object) -> Any:
         _not_served("GetConversation")
 
-    async def ListConversations(self, request: Any, context: Any) -> Any:
+    async def ListConversations(self, request: object, context: object) -> Any:
         _not_served("ListConversations")
 
-    async def ListMessages(self, request: Any, context: Any) -> Any:
+    async def ListMessages(self, request: object, context: object) -> Any:
         _not_served("ListMessages")
 
-    async def GetTask(self, request: Any, context: Any) -> Any:
+    async def GetTask(self, request: object, context: object) -> Any:
         _not_served("GetTask")
 
-    async def ListTasks(self, request: Any, context: Any) -> Any:
+    async def ListTasks(self, request: object, context: object) -> Any:
         _not_served("ListTasks")
 
-    async def DeleteConversation(self, request: Any, context: Any) -> Any:
+    async def DeleteConversation(self, request: object, context: object) -> Any:
         _not_served("DeleteConversation")
 
 
 def _not_served(rpc: str) -> NoReturn:
     raise TurnfenceError(Reason.NOT_SERVED, metadata={"rpc": rpc})
+
+
+async def _get_run(stores: Stores, request: r.GetRunRequest) -> r.GetRunResponse:
+    return r.GetRunResponse(run=await runs.get_run(stores, request))
 
 
 def _watched(item: r.TurnEvent | r.Run) -> run_service_pb2.WatchEventsResponse:

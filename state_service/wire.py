@@ -18,7 +18,7 @@ from turnfence.errors import FieldViolation, Reason, TurnfenceError, invalid
 R = TypeVar("R", bound=msgspec.Struct)
 
 TEXT_MAX_BYTES = 64 * 1024
-NAME_MAX_CHARS = 128
+NAME_MAX_CHARS = 512
 CHUNK_BYTES = 256 * 1024
 
 _ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -49,10 +49,13 @@ ID_FIELDS = frozenset(
 )
 NAME_FIELDS = frozenset({"name", "entity_id", "tool_name", "skill_key"})
 
+_ID_RULE = "must be 1 to 64 characters of A-Z a-z 0-9 _ . -"
+_NAME_RULE = f"must be at most {NAME_MAX_CHARS} characters, none of them a control character"
+
 
 def checked(message: Message, kind: type[R]) -> R:
     """The record of a request. Raises INVALID_REQUEST naming every bad field."""
-    message.DiscardUnknownFields()  # type: ignore[attr-defined]
+    message.DiscardUnknownFields()
     record = from_message(message, kind)
     faults: list[FieldViolation] = []
     _checker(kind)(record, "", faults)
@@ -91,7 +94,7 @@ def _check_of(name: str, hint: Any, *, required: bool) -> Check | None:
     if origin is list:
         return _check_items if structs else None
     if structs:
-        return lambda value, path, faults: _checker(type(value))(value, path, faults)
+        return _check_record
     if name in ID_FIELDS:
         return functools.partial(_check_id, required=required)
     if name in NAME_FIELDS:
@@ -105,16 +108,20 @@ def _structs_in(hint: Any) -> bool:
     return any(_structs_in(argument) for argument in typing.get_args(hint))
 
 
+def _check_record(value: msgspec.Struct, path: str, faults: list[FieldViolation]) -> None:
+    _checker(type(value))(value, path, faults)
+
+
 def _check_items(value: Any, path: str, faults: list[FieldViolation]) -> None:
     for place, item in enumerate(value):
-        _checker(type(item))(item, f"{path}[{place}]", faults)
+        _check_record(item, f"{path}[{place}]", faults)
 
 
 def _check_entries(value: Any, path: str, faults: list[FieldViolation]) -> None:
     for name, item in value.items():
         _check_name(name, path, faults)
         if isinstance(item, msgspec.Struct):
-            _checker(type(item))(item, f"{path}[{name[:64]}]", faults)
+            _check_record(item, f"{path}[{name[:64]}]", faults)
 
 
 def _check_id(value: str, path: str, faults: list[FieldViolation], *, required: bool) -> None:
@@ -122,12 +129,12 @@ def _check_id(value: str, path: str, faults: list[FieldViolation], *, required: 
         if required:
             faults.append(FieldViolation(path, "is required"))
     elif not _ID.fullmatch(value):
-        faults.append(FieldViolation(path, "must be 1 to 64 characters of A-Z a-z 0-9 _ . -"))
+        faults.append(FieldViolation(path, _ID_RULE))
 
 
 def _check_name(value: str, path: str, faults: list[FieldViolation]) -> None:
-    if len(value) > NAME_MAX_CHARS * 4 or _CONTROL.search(value):
-        faults.append(FieldViolation(path, f"must be at most {NAME_MAX_CHARS * 4} characters, none of them a control character"))
+    if len(value) > NAME_MAX_CHARS or _CONTROL.search(value):
+        faults.append(FieldViolation(path, _NAME_RULE))
 
 
 def check_text(text: str) -> None:

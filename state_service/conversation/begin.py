@@ -183,7 +183,9 @@ async def _known_or_busy(stores: Stores, request: r.BeginTurnRequest, acquired: 
         if user_id != request.user_id:
             raise TurnfenceError(Reason.MESSAGE_ID_REUSED)
         return _same_message(run, input_hash, request)
-    raise TurnfenceError(Reason.CONVERSATION_BUSY, retry_after=max(0.1, min(acquired.busy_for_ms / 1000, 1.0)))
+    raise TurnfenceError(
+        Reason.CONVERSATION_BUSY, retry_after=max(0.1, min(acquired.busy_for_ms / 1000, 1.0))
+    )
 
 
 def _same_message(run: r.Run, input_hash: str, request: r.BeginTurnRequest) -> r.Run:

@@ -51,9 +51,7 @@ def _check_fence(state: dict[str, str], turn: r.TurnRef) -> None:
         raise TurnfenceError(Reason.STATE_LOST)
 
 
-async def _resolve_spills(
-    stores: Stores, request: r.OpenNodeRequest, space: r.NodeSpace
-) -> r.NodeSpace:
+async def _resolve_spills(stores: Stores, request: r.OpenNodeRequest, space: r.NodeSpace) -> r.NodeSpace:
     async def value(text: str) -> str:
         payload_id = placeholder_of(text)
         if payload_id is None:

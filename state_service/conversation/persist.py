@@ -35,9 +35,7 @@ async def flush(stores: Stores, request: r.FlushRequest) -> r.FlushResponse:
     return r.FlushResponse(data_seq=await _apply(stores, request.turn, request.sequence, ops))
 
 
-async def _ops(
-    stores: Stores, turn: r.TurnRef, sequence: int, changes: Sequence[r.StateChange]
-) -> list[Op]:
+async def _ops(stores: Stores, turn: r.TurnRef, sequence: int, changes: Sequence[r.StateChange]) -> list[Op]:
     kept, spilled = spill(changes, stores.rules.space_field_max_bytes, turn.run_id, sequence)
     for payload in spilled:
         if not await stores.cold.put_payload(
@@ -152,9 +150,7 @@ async def _commit(stores: Stores, turn: r.TurnRef, batch: PersistBatch) -> None:
 async def _close(stores: Stores, turn: r.TurnRef, ops: Sequence[Op]) -> None:
     """Harmless when it fails: the dirty marks stay, and the next begin does it again (D27)."""
     try:
-        applied = await stores.hot.apply(
-            turn, ops, ttl_ms=stores.rules.ttl_ms, now_ms=stores.clock.now_ms()
-        )
+        applied = await stores.hot.apply(turn, ops, ttl_ms=stores.rules.ttl_ms, now_ms=stores.clock.now_ms())
     except StoreUnavailable as error:
         log.warning("close_left_to_next_begin", run_id=turn.run_id, organ_id=turn.organ_id, error=str(error))
         return
@@ -193,4 +189,3 @@ async def abandon_turn(stores: Stores, request: r.AbandonTurnRequest) -> r.Aband
     end = RunEnd(run=outcome, closing_events=tuple(request.closing_events), prepared=False)
     await stores.cold.end_runs(scope, [end])
     return r.AbandonTurnResponse(released=released)
-

@@ -8,8 +8,8 @@ import msgspec
 from state_service.conversation import persist
 from state_service.conversation.stores import Stores, scope_of, written
 from state_service.core import hot, interrupted, keys, normalise, restore
-from state_service.core.changes import evidence_ops, hset, message_ops
 from state_service.core.changes import dirty as dirty_op
+from state_service.core.changes import evidence_ops, hset, message_ops
 from state_service.core.members import node as node_member
 from state_service.ports import Claim, Op, OpName, Read, RunEnd, TaskRows
 from turnfence import records as r
@@ -88,14 +88,11 @@ async def _read(stores: Stores, turn: r.TurnRef) -> View:
 def _is_stale(conversation: hot.HotConversation, claim: Claim) -> bool:
     """A hot set older than what SQL persisted is dropped whole (D3): a Redis that went back in time
     must not lend its old data a new version. No hot data and nothing persisted: a new conversation."""
-    assert claim.row is not None
-    persisted = (claim.row.state_version, claim.row.persist_seq)
+    persisted = (claim.row.state_version, claim.row.persist_seq) if claim.row is not None else (0, 0)
     return conversation.stamp < persisted
 
 
-async def _rehydrate_all(
-    stores: Stores, turn: r.TurnRef, conversation: hot.HotConversation
-) -> list[str]:
+async def _rehydrate_all(stores: Stores, turn: r.TurnRef, conversation: hot.HotConversation) -> list[str]:
     limits = stores.rules.limits
     rows = await stores.cold.load_conversation(
         scope_of(turn), dialogue_max=limits.dialogue_max, records_max=limits.records_max
@@ -116,9 +113,7 @@ async def _rehydrate_all(
     return ["conversation", *([f"task:{rows.task.metadata.task_id}"] if rows.task else [])]
 
 
-async def _rehydrate_task(
-    stores: Stores, turn: r.TurnRef, conversation: hot.HotConversation
-) -> list[str]:
+async def _rehydrate_task(stores: Stores, turn: r.TurnRef, conversation: hot.HotConversation) -> list[str]:
     task_id = conversation.active_task_id
     rows: TaskRows | None = await stores.cold.load_task(scope_of(turn), task_id)
     ops = restore.drop_task_ops(conversation.listed, task_id)
@@ -150,9 +145,7 @@ class Drained(msgspec.Struct, frozen=True):
     finished: frozenset[str] = frozenset()
 
 
-async def _drain_predecessor(
-    stores: Stores, turn: r.TurnRef, conversation: hot.HotConversation
-) -> Drained:
+async def _drain_predecessor(stores: Stores, turn: r.TurnRef, conversation: hot.HotConversation) -> Drained:
     """First bring to SQL what it had flushed and prepared: what a user was shown is never missing."""
     if not conversation.dirty:
         return Drained(seen=False)
@@ -164,9 +157,7 @@ async def _drain_predecessor(
     )
 
 
-async def _end_unfinished(
-    stores: Stores, turn: r.TurnRef, claim: Claim, drained: Drained
-) -> list[str]:
+async def _end_unfinished(stores: Stores, turn: r.TurnRef, claim: Claim, drained: Drained) -> list[str]:
     """Every RUNNING run below our version that left no recorded end becomes FAILED / INTERRUPTED."""
     unfinished = [run_id for run_id in claim.unfinished if run_id not in drained.finished]
     if not unfinished:
@@ -179,9 +170,7 @@ async def _end_unfinished(
     ends, ops = [], []
     for run_id, live, events in zip(unfinished, raw, raw[len(unfinished) :], strict=False):
         known = hot.decode(live, r.Run) if live else r.Run(run_id=run_id)
-        run = interrupted.ended(
-            msgspec.structs.replace(known, conversation_id=scope.conversation_id), now
-        )
+        run = interrupted.ended(msgspec.structs.replace(known, conversation_id=scope.conversation_id), now)
         last = events[-1][0] if events else 0
         closing = interrupted.closing_events(run, last, now)
         ends.append(RunEnd(run=run, closing_events=tuple(closing), prepared=False))
@@ -191,9 +180,7 @@ async def _end_unfinished(
         ]
         ops.append(Op(OpName.SET, key=keys.run(run_id), value=to_json(run)))
     await stores.cold.end_runs(scope, ends)
-    written(
-        await stores.hot.apply(turn, ops, ttl_ms=stores.rules.ttl_ms, now_ms=stores.clock.now_ms())
-    )
+    written(await stores.hot.apply(turn, ops, ttl_ms=stores.rules.ttl_ms, now_ms=stores.clock.now_ms()))
     return unfinished
 
 
@@ -220,18 +207,21 @@ async def _mend(
     for head in merged:
         heads[head.evidence_id] = head
         ops += evidence_ops(head)
-    unknown, cancelled = [], []
+    unknown: list[str] = []
+    cancelled: list[str] = []
     for head in list(heads.values()):
         changed = normalise.head(head, turn.run_id)
         if changed is not None:
             heads[head.evidence_id] = changed
             ops += evidence_ops(changed)
             (unknown if changed.status is CallStatus.UNKNOWN else cancelled).append(head.evidence_id)
-    nodes = normalise.nodes(view.task.nodes, view.task.edges) if view.task else []
-    for node in nodes:
-        assert view.task is not None
+    nodes: list[r.TaskNode] = []
+    if view.task is not None:
         task_id = view.task.metadata.task_id
-        ops += [hset(keys.graph(task_id), node.node_id, to_json(node)), dirty_op(node_member(task_id, node.node_id))]
+        nodes = normalise.nodes(view.task.nodes, view.task.edges)
+        for node in nodes:
+            ops.append(hset(keys.graph(task_id), node.node_id, to_json(node)))
+            ops.append(dirty_op(node_member(task_id, node.node_id)))
     ops += _renewals(view, stores.rules.ttl_ms)
     return Recovered(
         view=view,
@@ -274,9 +264,7 @@ async def _merge_calls(stores: Stores, turn: r.TurnRef, claim: Claim) -> list[r.
 def _renewals(view: View, ttl_ms: int) -> list[Op]:
     """Every key lives as long as a running turn may need it (D16): one TTL, renewed once a turn."""
     listed = [key for key in sorted(view.conversation.listed) if key.startswith("task:")]
-    return [
-        Op(OpName.EXPIRE, key=key, number=ttl_ms) for key in (*keys.CONVERSATION_KEYS, *listed)
-    ]
+    return [Op(OpName.EXPIRE, key=key, number=ttl_ms) for key in (*keys.CONVERSATION_KEYS, *listed)]
 
 
 # --- the view as the harness gets it --------------------------------------------------------------
@@ -309,6 +297,4 @@ def _task_state(view: View, recovered: Recovered) -> r.TaskState | None:
         return None
     mended = {node.node_id: node for node in recovered.nodes}
     state = hot.task_state(view.task)
-    return msgspec.structs.replace(
-        state, nodes=[mended.get(node.node_id, node) for node in view.task.nodes]
-    )
+    return msgspec.structs.replace(state, nodes=[mended.get(node.node_id, node) for node in view.task.nodes])

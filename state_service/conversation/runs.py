@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import msgspec
 
@@ -46,22 +46,16 @@ async def live_run(stores: Stores, scope: Scope, run: r.Run) -> r.Run:
     return run
 
 
-async def watch_events(
-    stores: Stores, request: r.WatchEventsRequest
-) -> AsyncIterator[r.TurnEvent | r.Run]:
+async def watch_events(stores: Stores, request: r.WatchEventsRequest) -> AsyncGenerator[r.TurnEvent | r.Run]:
     """The run's events after a sequence as they come, then the ended run. Events that are no longer
     kept are named by a Gap; the closing events are always there. Raises NOT_FOUND."""
-    asked = r.GetRunRequest(
-        organ_id=request.organ_id, user_id=request.user_id, run_id=request.run_id
-    )
+    asked = r.GetRunRequest(organ_id=request.organ_id, user_id=request.user_id, run_id=request.run_id)
     run = await get_run(stores, asked)
     scope = Scope(request.organ_id, run.conversation_id)
     cursor = request.after_sequence
     while True:
         ended = _has_ended(run)
-        found = await stores.hot.wait_events(
-            scope, request.run_id, cursor, block_ms=1 if ended else POLL_MS
-        )
+        found = await stores.hot.wait_events(scope, request.run_id, cursor, block_ms=1 if ended else POLL_MS)
         for sequence, text in found:
             if sequence > cursor + 1:
                 yield _gap(run, cursor, sequence)

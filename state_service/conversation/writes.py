@@ -121,9 +121,7 @@ def _stub(request: r.RegisterWriteRequest, found: Found) -> r.EvidenceHead:
     )
 
 
-def _decision(
-    head: r.EvidenceHead, turn: r.TurnRef, data_seq: int, now_ms: int
-) -> r.RegisterWriteResponse:
+def _decision(head: r.EvidenceHead, turn: r.TurnRef, data_seq: int, now_ms: int) -> r.RegisterWriteResponse:
     """The table of state document 5.4 for a write that was found."""
     if head.status is CallStatus.SUCCESS and head.business_ok:
         return r.RegisterWriteResponse(decision=WriteDecision.REUSED, evidence=head, data_seq=data_seq)
@@ -147,9 +145,7 @@ async def _undo(
     if found is not None:
         ops += evidence_ops(found)
     data_seq = written(
-        await stores.hot.apply(
-            request.turn, ops, ttl_ms=stores.rules.ttl_ms, now_ms=stores.clock.now_ms()
-        )
+        await stores.hot.apply(request.turn, ops, ttl_ms=stores.rules.ttl_ms, now_ms=stores.clock.now_ms())
     )
     head = found if found is not None else ours
     return _decision(head, request.turn, data_seq, stores.clock.now_ms())
@@ -169,9 +165,7 @@ async def settle_calls(stores: Stores, request: r.SettleCallsRequest) -> r.Settl
     ops: list[Op] = []
     for settlement in settlements:
         size = len(settlement.payload_json.encode())
-        ops += settlement_ops(
-            settlement, payload_in_redis=size <= stores.rules.payload_redis_max_bytes
-        )
+        ops += settlement_ops(settlement, payload_in_redis=size <= stores.rules.payload_redis_max_bytes)
     try:
         data_seq = written(
             await stores.hot.apply(
@@ -213,9 +207,7 @@ def _placed(stores: Stores, settlement: r.Settlement) -> r.Settlement:
         payload_id = hashlib.sha256(f"payload:{head.evidence_id}".encode()).hexdigest()[:32]
         pointed = msgspec.structs.replace(head, payload_id=payload_id, payload_bytes=size)
         return msgspec.structs.replace(settlement, evidence=pointed)
-    return msgspec.structs.replace(
-        settlement, evidence=msgspec.structs.replace(head, payload_bytes=size)
-    )
+    return msgspec.structs.replace(settlement, evidence=msgspec.structs.replace(head, payload_bytes=size))
 
 
 async def _note_late(stores: Stores, request: r.SettleCallsRequest) -> None:

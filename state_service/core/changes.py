@@ -37,9 +37,7 @@ class Outcome(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     version: int = 0
 
 
-def operations(
-    turn: r.TurnRef, sequence: int, changes: Iterable[r.StateChange], limits: Limits
-) -> list[Op]:
+def operations(turn: r.TurnRef, sequence: int, changes: Iterable[r.StateChange], limits: Limits) -> list[Op]:
     """All operations of one flush, in the order of its changes."""
     ops: list[Op] = []
     for position, change in enumerate(changes):

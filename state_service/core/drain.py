@@ -178,7 +178,9 @@ def batch(pending: Pending, plan: Plan, values: Values) -> PersistBatch:
         records={t: task.record for t, task in tasks.items() if task.record is not None},
         nodes=tuple((place[0], graph[place]) for place in plan.nodes if place in graph),
         spaces={place: space for place, space in values.spaces.items() if place in graph},
-        edges=tuple((t, edge) for t in plan.edge_tasks if t in values.tasks for edge in values.tasks[t].edges),
+        edges=tuple(
+            (t, edge) for t in plan.edge_tasks if t in values.tasks for edge in values.tasks[t].edges
+        ),
         checkpoints=_checkpoints(plan, values),
         checkpoints_gone=plan.checkpoints_gone,
         resumes=tuple(decode(text, r.ResumeRecord) for text in outbox["resume"].values()),
@@ -245,9 +247,7 @@ class Expiries(msgspec.Struct, frozen=True):
     events_ms: int
 
 
-def close_ops(
-    pending: Pending, values: Values, limits: Limits, expiries: Expiries
-) -> list[Op]:
+def close_ops(pending: Pending, values: Values, limits: Limits, expiries: Expiries) -> list[Op]:
     """Clean what was drained, file closed tasks as records and delete their groups, let the rest
     expire. Members that changed since keep their mark, and then nothing of theirs is deleted."""
     ops: list[Op] = []
@@ -260,9 +260,7 @@ def close_ops(
         ops += [Op(OpName.DEL, key=key) for key in sorted(pending.listed) if keys.is_of_task(key, task_id)]
     if pending.state.get("activeTaskId") in closed:
         ops.append(Op(OpName.HSET, key=keys.STATE, field="activeTaskId", value=""))
-    ops += [
-        Op(OpName.CLEAN, field=member, number=pending.data_seq) for member in sorted(pending.dirty)
-    ]
+    ops += [Op(OpName.CLEAN, field=member, number=pending.data_seq) for member in sorted(pending.dirty)]
     return ops + _expiry_ops(pending, values, expiries, closed)
 
 

@@ -14,9 +14,7 @@ import msgspec
 from turnfence import records as r
 from turnfence.axes import CallStatus, EdgeType, NodeStatus
 
-TERMINAL_NODES = frozenset(
-    {NodeStatus.DONE, NodeStatus.SKIPPED, NodeStatus.FAILED, NodeStatus.CANCELLED}
-)
+TERMINAL_NODES = frozenset({NodeStatus.DONE, NodeStatus.SKIPPED, NodeStatus.FAILED, NodeStatus.CANCELLED})
 
 
 def nodes(graph: Sequence[r.TaskNode], edges: Sequence[r.TaskEdge]) -> list[r.TaskNode]:
@@ -30,9 +28,7 @@ def nodes(graph: Sequence[r.TaskNode], edges: Sequence[r.TaskEdge]) -> list[r.Ta
     ]
 
 
-def _delegates_ended(
-    node_id: str, edges: Sequence[r.TaskEdge], status: dict[str, NodeStatus]
-) -> bool:
+def _delegates_ended(node_id: str, edges: Sequence[r.TaskEdge], status: dict[str, NodeStatus]) -> bool:
     delegates = [
         edge.from_node_id for edge in edges if edge.type is EdgeType.DELEGATE and edge.to_node_id == node_id
     ]

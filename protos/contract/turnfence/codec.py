@@ -73,7 +73,9 @@ def _fields(kind: type[msgspec.Struct], descriptor: Descriptor) -> list[tuple[st
     hints = typing.get_type_hints(kind)
     infos = {f.name: f.required for f in msgspec.structs.fields(kind)}
     oneof_members = {
-        f.name for o in descriptor.oneofs if o.name in infos and o.name not in descriptor.fields_by_name
+        f.name
+        for o in descriptor.oneofs
+        if o.name in infos and o.name not in descriptor.fields_by_name
         for f in o.fields
     }
     ours = set(infos)
@@ -94,6 +96,17 @@ def _prefix(descriptor: EnumDescriptor) -> str:
 # --- record → message -----------------------------------------------------------------------------
 
 Put = Callable[[Any, Any], None]
+
+
+def _message_of(field: FieldDescriptor) -> Descriptor:
+    """The message type of a field that is known to hold messages."""
+    if field.message_type is None:
+        raise TypeError(f"{field.full_name} holds no messages")
+    return field.message_type
+
+
+def _kind_of(value: Any) -> type[msgspec.Struct]:
+    return type(value)
 
 
 @functools.cache
@@ -148,13 +161,13 @@ def _put_union(name: str, hint: Any, descriptor: Descriptor) -> Put:
         tag = members[type(value)]
         target = getattr(message, tag)
         target.SetInParent()
-        _encoder(type(value), descriptor.fields_by_name[tag].message_type)(value, target)
+        _encoder(_kind_of(value), _message_of(descriptor.fields_by_name[tag]))(value, target)
 
     return put
 
 
 def _put_map(name: str, hint: Any, field: FieldDescriptor) -> Put:
-    value_field = field.message_type.fields_by_name["value"]
+    value_field = _message_of(field).fields_by_name["value"]
     if value_field.message_type is None:
         return lambda record, message: getattr(message, name).update(getattr(record, name))
     fill = _fill(hint, value_field)
@@ -175,7 +188,7 @@ def _put_list(name: str, hint: Any, field: FieldDescriptor) -> Put:
         )
     if _is_union(hint):
         members = {kind: tag for tag, kind in _members(hint).items()}
-        wrapper = field.message_type
+        wrapper = _message_of(field)
 
         def put_union(record: Any, message: Any) -> None:
             target = getattr(message, name)
@@ -183,7 +196,7 @@ def _put_list(name: str, hint: Any, field: FieldDescriptor) -> Put:
                 tag = members[type(value)]
                 item = getattr(target.add(), tag)
                 item.SetInParent()
-                _encoder(type(value), wrapper.fields_by_name[tag].message_type)(value, item)
+                _encoder(_kind_of(value), _message_of(wrapper.fields_by_name[tag]))(value, item)
 
         return put_union
     fill = _fill(hint, field)
@@ -197,12 +210,12 @@ def _put_list(name: str, hint: Any, field: FieldDescriptor) -> Put:
 
 
 def _fill(hint: Any, field: FieldDescriptor) -> Put:
-    full_name = field.message_type.full_name
+    full_name = _message_of(field).full_name
     if full_name == _TIMESTAMP:
         return lambda value, target: target.FromMilliseconds(value)
     if full_name == _DURATION:
         return lambda value, target: target.FromMilliseconds(value)
-    descriptor = field.message_type
+    descriptor = _message_of(field)
     return lambda value, target: _encoder(hint, descriptor)(value, target)
 
 
@@ -274,14 +287,14 @@ def _get_union(name: str, hint: Any, optional: bool, descriptor: Descriptor) -> 
             if optional:
                 return None
             raise _bad(_join(path, name), "is required, or of a kind this version does not know")
-        decode = _decoder(members[tag], descriptor.fields_by_name[tag].message_type)
+        decode = _decoder(members[tag], _message_of(descriptor.fields_by_name[tag]))
         return decode(getattr(message, tag), _join(path, tag))
 
     return get
 
 
 def _get_map(name: str, hint: Any, field: FieldDescriptor) -> Get:
-    value_field = field.message_type.fields_by_name["value"]
+    value_field = _message_of(field).fields_by_name["value"]
     if value_field.message_type is None:
         return lambda message, path: dict(getattr(message, name))
     value_of = _value_of(hint, value_field)
@@ -298,7 +311,7 @@ def _get_list(name: str, hint: Any, field: FieldDescriptor) -> Get:
         ]
     if _is_union(hint):
         members = _members(hint)
-        wrapper = field.message_type
+        wrapper = _message_of(field)
         oneof = wrapper.oneofs[0].name
 
         def get_union(message: Any, path: str) -> Any:
@@ -308,7 +321,7 @@ def _get_list(name: str, hint: Any, field: FieldDescriptor) -> Get:
                 here = f"{_join(path, name)}[{i}]"
                 if tag is None or tag not in members:
                     raise _bad(here, "is of a kind this version does not know")
-                decode = _decoder(members[tag], wrapper.fields_by_name[tag].message_type)
+                decode = _decoder(members[tag], _message_of(wrapper.fields_by_name[tag]))
                 items.append(decode(getattr(item, tag), f"{here}.{tag}"))
             return items
 
@@ -320,9 +333,9 @@ def _get_list(name: str, hint: Any, field: FieldDescriptor) -> Get:
 
 
 def _value_of(hint: Any, field: FieldDescriptor) -> Get:
-    if field.message_type.full_name in (_TIMESTAMP, _DURATION):
+    if _message_of(field).full_name in (_TIMESTAMP, _DURATION):
         return lambda value, path: value.ToMilliseconds()
-    descriptor = field.message_type
+    descriptor = _message_of(field)
     return lambda value, path: _decoder(hint, descriptor)(value, path)
 
 

@@ -97,9 +97,7 @@ ERRORS: Mapping[Reason, ErrorRule] = {
     Reason.CONVERSATION_DELETED: ErrorRule(
         "agent_runtime.41000", "NOT_FOUND", "This conversation was deleted."
     ),
-    Reason.INVALID_REQUEST: ErrorRule(
-        "agent_runtime.40000", "INVALID_ARGUMENT", "The request is not valid."
-    ),
+    Reason.INVALID_REQUEST: ErrorRule("agent_runtime.40000", "INVALID_ARGUMENT", "The request is not valid."),
     Reason.NOT_FOUND: ErrorRule("agent_runtime.40400", "NOT_FOUND", "There is no such thing here."),
     Reason.UNAUTHENTICATED: ErrorRule(
         "agent_runtime.40100", "UNAUTHENTICATED", "The caller could not be identified."
