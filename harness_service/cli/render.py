@@ -68,7 +68,19 @@ def _content(kind: r.Content) -> list[Line]:
     lines = [Line(""), Line(kind.text, tone)]
     if isinstance(kind.body, r.CheckpointPrompt):
         lines += _checkpoint(kind.body.checkpoint, kind.text)
+    if isinstance(kind.body, r.DiagnosisReport):
+        lines += [Line(""), *_evidence(kind.body)]
     return [*lines, Line("")]
+
+
+def _evidence(report: r.DiagnosisReport) -> list[Line]:
+    """What the report rests on: each piece of evidence with the facts that cite it."""
+    lines = [Line("Evidence:", Tone.QUIET)]
+    for cited in report.evidence:
+        facts = [str(n) for n, fact in enumerate(report.facts, 1) if cited.evidence_id in fact.evidence_ids]
+        shows = f" for fact {', '.join(facts)}" if facts else ""
+        lines.append(Line(f"  {cited.evidence_id}  {cited.tool_name} ({cited.status}){shows}", Tone.QUIET))
+    return lines
 
 
 def _checkpoint(checkpoint: r.TaskCheckpoint, said: str) -> list[Line]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
@@ -157,5 +157,5 @@ def _texts(value: Any) -> Iterator[str]:
 def _number(text: str) -> Decimal | None:
     try:
         return Decimal(text.replace(",", "")).normalize()
-    except InvalidOperation:
+    except ArithmeticError:  # an id such as 12e99999999 reads like a number that is none
         return None

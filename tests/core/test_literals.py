@@ -1,5 +1,6 @@
 """What a sentence states literally, and whether evidence has it."""
 
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -108,3 +109,9 @@ def test_numbers_stand_by_value(one: Any, other: Any) -> None:
 @given(st.text(max_size=80))
 def test_every_text_can_be_read(text: Any) -> None:
     assert all(literal.text for literal in literals(text))
+
+
+@pytest.mark.parametrize("text", ["12e99999999", "9e-99999999", "4e999999999 files", "1e1000000"])
+def test_an_id_that_reads_like_a_number_out_of_range_is_no_number(text: str) -> None:
+    assert corpus_of([{"evidence_id": text}]).numbers <= {Decimal(12), Decimal(9), Decimal(4), Decimal(1)}
+    assert missing("Nothing to see here.", corpus_of([text])) == ()
