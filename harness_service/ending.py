@@ -17,7 +17,6 @@ from harness_service.core.release import (
 from harness_service.core.replies import FAILURE_REPLY, say
 from harness_service.core.run import Termination
 from harness_service.core.task import RunEnd, TaskStep, run_end
-from turnfence.serving.logs import get_logger
 from harness_service.scope import TaskView, TurnScope
 from turnfence import records as r
 from turnfence.axes import (
@@ -36,6 +35,7 @@ from turnfence.axes import (
     TracePhase,
 )
 from turnfence.errors import Reason, TurnfenceError
+from turnfence.serving.logs import get_logger
 
 _log = get_logger(__name__)
 
@@ -257,7 +257,8 @@ def _closing_events(
     scope: TurnScope, run: r.Run, content: r.Content | None, termination: Termination
 ) -> list[r.TurnEvent]:
     """content or failure, and done, numbered before anybody sees them. A cancelled run has none."""
-    assert run.release_outcome is not None and run.turn_status is not None
+    assert run.release_outcome is not None
+    assert run.turn_status is not None
     if ending_of(termination, run.release_outcome).stream_end in (
         StreamEnd.STATUS_CANCELLED,
         StreamEnd.NONE,

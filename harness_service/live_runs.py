@@ -150,7 +150,7 @@ class LiveRun:
 
     async def cancelled(self) -> CancelReason:
         await self._cancel_asked.wait()
-        assert self._cancel_reason is not None  # noqa: S101  (set before the event)
+        assert self._cancel_reason is not None
         return self._cancel_reason
 
     # --- what its owner and its callers use ---
@@ -191,7 +191,7 @@ class LiveRun:
     async def outcome(self) -> r.Run:
         """Wait for the run's end. Raises the ``TurnfenceError`` it ended with before its first event, and
         whatever else broke it; cancelling the waiter leaves the run alone."""
-        assert self._task is not None  # noqa: S101  (set by LiveRuns.start)
+        assert self._task is not None
         await asyncio.wait({self._task})
         if self._task.cancelled():
             raise _stopping()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-
 from harness_service.agent import prompts, writes
 from harness_service.agent.executor import Answer, run_node, suspended, verify
 from harness_service.agent.model_calls import ask, ask_structured
@@ -131,7 +130,8 @@ def _notice(scope: TurnScope, code: Reply, *, with_prompt: bool = False) -> Turn
 def _reconfirm(scope: TurnScope) -> TurnEnd:
     """An expired approval never executes: a fresh one with a new id is shown (D55)."""
     task = _open_task(scope)
-    assert task is not None and task.checkpoint is not None
+    assert task is not None
+    assert task.checkpoint is not None
     _goes_on(scope)
     fresh = checkpoints.renewed(
         task.checkpoint,
@@ -162,7 +162,8 @@ def _consumption(scope: TurnScope, task: TaskView, action: ResumeAction) -> r.Co
 async def _resume(scope: TurnScope, action: ResumeAction) -> TurnEnd:
     """The resume table of state document 5.3."""
     task = _open_task(scope)
-    assert task is not None and task.checkpoint is not None
+    assert task is not None
+    assert task.checkpoint is not None
     _goes_on(scope)
     checkpoint = task.checkpoint
     effect = RESUME_EFFECTS[checkpoint.type, action]
@@ -192,9 +193,7 @@ _VERDICTS = {
 }
 
 
-async def _settle_by_user(
-    scope: TurnScope, checkpoint: r.TaskCheckpoint, effect: ResumeEffect
-) -> None:
+async def _settle_by_user(scope: TurnScope, checkpoint: r.TaskCheckpoint, effect: ResumeEffect) -> None:
     """The user knows: the write named by the checkpoint, and only that one, is settled (D47)."""
     verdict, said = _VERDICTS[effect]
     for head in scope.unresolved:
@@ -322,9 +321,7 @@ async def _answer(
     messages: tuple[ChatMessage, ...],
     passages: tuple[Passage, ...] = (),
 ) -> str:
-    request = ChatRequest(
-        call=call, messages=messages, briefing=prompts.briefing(scope, passages=passages)
-    )
+    request = ChatRequest(call=call, messages=messages, briefing=prompts.briefing(scope, passages=passages))
     reply = await ask(scope, request)
     return reply.text
 
@@ -445,7 +442,5 @@ async def _plan(scope: TurnScope, decision: TurnDecision) -> r.TaskNode:
         )
     (node,) = planned.nodes
     scope.record(*tasks.focus_on(scope.task.metadata, node).flush)
-    scope.trace(
-        TraceEventType.PLAN_DECISION, TracePhase.TASK, node_id=node.node_id, skill=node.skill_key
-    )
+    scope.trace(TraceEventType.PLAN_DECISION, TracePhase.TASK, node_id=node.node_id, skill=node.skill_key)
     return node

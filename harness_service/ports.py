@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from harness_service.core.catalogue import ToolContract
-from harness_service.core.tool_failure import ToolFailure as ToolFailure
+from harness_service.core.tool_failure import ToolFailure
 from turnfence import records as r
 
 
@@ -224,9 +224,7 @@ class StateStore(Protocol):
         self, request: r.PersistTurnRequest, *, timeout: float
     ) -> r.PersistTurnResponse: ...
 
-    async def renew_lease(
-        self, request: r.RenewLeaseRequest, *, timeout: float
-    ) -> r.RenewLeaseResponse: ...
+    async def renew_lease(self, request: r.RenewLeaseRequest, *, timeout: float) -> r.RenewLeaseResponse: ...
 
     async def abandon_turn(
         self, request: r.AbandonTurnRequest, *, timeout: float

@@ -15,8 +15,8 @@ from turnfence.errors import Reason, TurnfenceError
 async def replay(deps: Deps, request: TurnRequest, channel: TurnChannel, existing: r.Run) -> r.Run:
     """Hand over the run's events from the start, whether it has ended or still runs elsewhere, and
     return the run as it ended. The caller going away stops the reading and nothing else."""
-    reading = asyncio.ensure_future(_read(deps, request, channel, existing))
-    gone = asyncio.ensure_future(channel.cancelled())
+    reading = asyncio.create_task(_read(deps, request, channel, existing))
+    gone = asyncio.create_task(channel.cancelled())
     try:
         await asyncio.wait({reading, gone}, return_when=asyncio.FIRST_COMPLETED)
         if reading.done():
@@ -51,6 +51,4 @@ async def _read(deps: Deps, request: TurnRequest, channel: TurnChannel, existing
 def _with_durability(event: r.TurnEvent, run: r.Run) -> r.TurnEvent:
     """``durability`` is not recorded in the event: whoever serves it fills it in."""
     assert isinstance(event.kind, r.Done)
-    return msgspec.structs.replace(
-        event, kind=msgspec.structs.replace(event.kind, durability=run.durability)
-    )
+    return msgspec.structs.replace(event, kind=msgspec.structs.replace(event.kind, durability=run.durability))

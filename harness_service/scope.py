@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
@@ -82,7 +82,8 @@ class TurnScope:
         started_at: int,
         lease_until: float,
     ) -> None:
-        assert begun.turn is not None and begun.snapshot is not None
+        assert begun.turn is not None
+        assert begun.snapshot is not None
         self.deps = deps
         self.request = request
         self.channel = channel
@@ -142,7 +143,7 @@ class TurnScope:
 
     def trace(
         self,
-        type: TraceEventType,
+        kind: TraceEventType,
         phase: TracePhase,
         status: TraceEventStatus = TraceEventStatus.SUCCEEDED,
         *,
@@ -157,7 +158,7 @@ class TurnScope:
             r.AppendTrace(
                 trace=r.TraceEvent(
                     sequence=self._trace_sequence,
-                    type=type,
+                    type=kind,
                     phase=phase,
                     status=status,
                     started_at=now if started_at is None else started_at,
@@ -196,11 +197,11 @@ class TurnScope:
     async def while_active(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for ``work``, but no longer than the run lives: then it is cancelled at once and
         ``RunAborted`` is raised. For model calls, read tools and guards; never for a write."""
-        task = asyncio.ensure_future(work)
+        task = asyncio.create_task(work)
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
         forget = self.lifecycle.on_end(lambda _: loop.call_soon_threadsafe(ended.set))
-        waiter = asyncio.ensure_future(ended.wait())
+        waiter = asyncio.create_task(ended.wait())
         try:
             await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
@@ -290,12 +291,12 @@ class TurnScope:
     def _saw(self, data_seq: int) -> None:
         self.turn = msgspec.structs.replace(self.turn, seen_seq=max(self.turn.seen_seq, data_seq))
 
-    async def send(self, call: Callable[..., Awaitable[T]], request: Any) -> T:
+    async def send(self, call: Callable[..., Coroutine[Any, Any, T]], request: Any) -> T:
         """One call to the state service, repeated under its identity while it is unreachable and the
         lease holds. Never torn: the caller that stops waiting does not stop the write."""
         timeout = self.deps.settings.state.call_timeout
         while True:
-            task = asyncio.ensure_future(call(request, timeout=timeout))
+            task = asyncio.create_task(call(request, timeout=timeout))
             try:
                 return await asyncio.shield(task)
             except asyncio.CancelledError:
@@ -419,9 +420,9 @@ def _put_checkpoint(scope: TurnScope, change: r.PutCheckpoint) -> None:
 
 def _consume(scope: TurnScope, change: r.ConsumeCheckpoint) -> None:
     task = scope.task
-    if task is not None and task.checkpoint is not None:
-        if task.checkpoint.checkpoint_id == change.checkpoint_id:
-            task.checkpoint = None
+    checkpoint = task.checkpoint if task is not None else None
+    if task is not None and checkpoint is not None and checkpoint.checkpoint_id == change.checkpoint_id:
+        task.checkpoint = None
 
 
 def _put_task_shared(scope: TurnScope, change: r.PutTaskShared) -> None:

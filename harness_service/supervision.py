@@ -7,11 +7,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from turnfence.serving.logs import get_logger
 from harness_service.scope import TurnScope
 from turnfence import records as r
 from turnfence.axes import CancelReason
 from turnfence.errors import Reason, TurnfenceError
+from turnfence.serving.logs import get_logger
 
 _log = get_logger(__name__)
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import asyncio
 
-
 from harness_service import ending, pipelines
 from harness_service.core.budget import BudgetExceeded, RunBudget, merge_budgets
 from harness_service.core.input_hash import input_hash
 from harness_service.core.run import RunAborted, RunLifecycle, effective_deadline
 from harness_service.ending import TurnEnd
-from turnfence.serving.logs import get_logger
 from harness_service.ports import ModelFailed
 from harness_service.replay import replay
 from harness_service.scope import Deps, TurnScope
@@ -36,6 +34,7 @@ from turnfence.axes import (
     TurnStatus,
 )
 from turnfence.errors import Reason, TurnfenceError
+from turnfence.serving.logs import get_logger
 
 _log = get_logger(__name__)
 
@@ -155,7 +154,7 @@ class TurnStory:
             self._fail_by(scope, error)
         except asyncio.CancelledError:
             scope.lifecycle.cancel(CancelReason.SHUTDOWN)
-        except Exception:
+        except Exception:  # noqa: BLE001  whatever breaks, the turn is closed with a recorded end
             _log.exception("turn broke")
             scope.lifecycle.fail(TerminationReason.INTERNAL_FAILURE)
         return TurnEnd(task_touched=scope.touched, node_id=scope.focus_node)

@@ -1,5 +1,7 @@
-"""``python -m state_service``, also installed as ``state-service``. Each command imports what it needs when it
-runs: ``--help`` must not wait for gRPC or a driver."""
+"""``python -m state_service``, also installed as ``state-service``.
+
+Each command imports what it needs when it runs: ``--help`` must not wait for gRPC or a driver.
+"""
 
 from __future__ import annotations
 

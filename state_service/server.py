@@ -85,7 +85,7 @@ def refuse_slow_protobuf(backend: str) -> None:
     """The pure Python backend of protobuf has no limit to how deep a message nests (G6)."""
     if backend == "python":
         raise CannotServe(
-            "protobuf runs on its pure Python backend: install the protobuf wheel of this platform, and unset "
+            "protobuf runs on its pure Python backend: install the wheel of this platform and unset "
             "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"
         )
 

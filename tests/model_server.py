@@ -5,7 +5,8 @@ with neither) to a list of replies, used in order; the last one is repeated. A r
 
 * a dict: sent as JSON text (a structured call),
 * a str: sent as the message's text,
-* a list of ``(tool name, arguments)``: tool calls; a callable gets the request's body and returns one of these,
+* a list of ``(tool name, arguments)``: tool calls,
+* a callable: gets the request's body and returns one of these,
 * ``Fault(...)``: what goes wrong instead.
 """
 
@@ -62,8 +63,8 @@ class ModelServer:
             writer.close()
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-        length = int(next(line for line in head.split("\r\n") if line.startswith("content-length")).split(":")[1])
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
+        length = int(next(line for line in head if line.startswith("content-length")).split(":")[1])
         body = json.loads(await reader.readexactly(length))
         self.requests.append(body)
         reply = self._next(name_of(body))

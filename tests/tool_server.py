@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 
 server = MCPServer("tool-sim", log_level="ERROR")
-folder = Path()
+folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path()
 
 
 def note(event: str, tool: str, **details: Any) -> None:
@@ -48,7 +49,7 @@ def behaviour(tool: str) -> dict[str, Any]:
 
 
 async def gate(tool: str) -> None:
-    while not (folder / f"{tool}.gate").exists():
+    while not (folder / f"{tool}.gate").exists():  # noqa: ASYNC110  another process makes the file
         await anyio.sleep(0.02)
 
 
@@ -123,12 +124,10 @@ async def find_thing(context: Context, title: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    global folder
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--http", type=int)
     given = parser.parse_args()
-    folder = given.folder
     if given.http is None:
         server.run()
     else:

@@ -21,10 +21,11 @@ _HEADING = re.compile(r"^(#{1,6})\s+(.*?)\s*#*$")
 _WORD = re.compile(r"[0-9A-Za-z_]+|[\u3400-\u9fff\uf900-\ufaff]+")
 _CJK = re.compile(r"[\u3400-\u9fff\uf900-\ufaff]")
 # Words that say nothing about what is asked: they would match every article.
-_STOP = frozenset(
-    "a an and are as at be by can do does for from how i in is it me my of on or should the this to we what"
-    " when where which who why with you".split()
-)
+_STOP_WORDS = """
+a an and are as at be by can do does for from how i in is it me my of on or should the this to we
+what when where which who why with you
+"""
+_STOP = frozenset(_STOP_WORDS.split())
 
 
 class MarkdownKnowledge:
@@ -77,9 +78,7 @@ class MarkdownKnowledge:
 def tokens(text: str) -> Iterator[str]:
     """Lower-case words, and each pair of neighbouring Chinese characters (a lone one by itself)."""
     for run in _WORD.findall(text.lower()):
-        if not _CJK.match(run):
-            yield run
-        elif len(run) == 1:
+        if not _CJK.match(run) or len(run) == 1:
             yield run
         else:
             yield from (run[place : place + 2] for place in range(len(run) - 1))

@@ -39,8 +39,9 @@ from mcp_types import (
 )
 
 from harness_service.core.catalogue import McpServer, ToolContract
+from harness_service.core.tool_failure import ToolFailure
+from harness_service.ports import OfferedTool, ToolOutcome
 from turnfence.serving.logs import get_logger
-from harness_service.ports import OfferedTool, ToolFailure, ToolOutcome
 
 log = get_logger(__name__)
 

@@ -28,9 +28,7 @@ _WHOLE = frozenset({"stop", "tool_calls", "function_call"})
 class OpenAiModel:
     """``ChatModel`` over ``base_url``; ``name`` is the model's name there."""
 
-    def __init__(
-        self, *, base_url: str, api_key: str, name: str, max_tokens: int | None = None
-    ) -> None:
+    def __init__(self, *, base_url: str, api_key: str, name: str, max_tokens: int | None = None) -> None:
         self._base_url = base_url
         self._api_key = api_key
         self._name = name
@@ -41,9 +39,7 @@ class OpenAiModel:
         if self._made is None:
             from openai import AsyncOpenAI  # 1.8 s to import: not before it is needed
 
-            self._made = AsyncOpenAI(
-                base_url=self._base_url, api_key=self._api_key or "none", max_retries=0
-            )
+            self._made = AsyncOpenAI(base_url=self._base_url, api_key=self._api_key or "none", max_retries=0)
         return self._made
 
     async def complete(self, request: ChatRequest, *, timeout: float) -> ChatReply:

@@ -164,7 +164,7 @@ def top_processes(limit: Limit = 5, by: Literal["cpu", "memory"] = "cpu") -> Pro
     running = list(psutil.process_iter())
     for process in running:
         _measured(process)
-    time.sleep(0.2)
+    time.sleep(0.2)  # noqa: TID251  processor use is measured over a span of time
     rows = [row for process in running if (row := _measured(process)) is not None]
     rows.sort(key=lambda row: row.cpu_percent if by == "cpu" else row.memory_bytes, reverse=True)
     return Processes(processes=rows[:limit])
@@ -202,9 +202,7 @@ def search_log(
         for number, line in enumerate(searched.decode(errors="replace").splitlines(), 1)
         if wanted in line.casefold()
     ]
-    return LogMatches(
-        path=str(file), pattern=pattern, searched_bytes=len(searched), matches=matches[-limit:]
-    )
+    return LogMatches(path=str(file), pattern=pattern, searched_bytes=len(searched), matches=matches[-limit:])
 
 
 def _log_file(path: str) -> Path:
@@ -263,10 +261,10 @@ def _idempotency_key(context: Context) -> str:
 @server.tool()
 def find_ticket(
     title: Annotated[str, Field(max_length=200)] = "",
-    id: Annotated[str, Field(max_length=64)] = "",
+    id: Annotated[str, Field(max_length=64)] = "",  # noqa: A002  the name that callers use
     request_id: Annotated[str, Field(max_length=200)] = "",
 ) -> Tickets:
-    """Find tickets by part of their title, by id, or by the request that made them; all when none is given."""
+    """Find tickets by part of their title, by id, or by the request that made them; without any, all."""
     with _tickets() as tickets:
         rows = tickets.execute(
             "SELECT * FROM ticket WHERE (? = '' OR instr(lower(title), lower(?)) > 0)"
@@ -306,7 +304,9 @@ def _tickets() -> Iterator[sqlite3.Connection]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--http", type=int, metavar="PORT", help="serve over HTTP on 127.0.0.1 instead of stdio")
+    parser.add_argument(
+        "--http", type=int, metavar="PORT", help="serve over HTTP on 127.0.0.1 instead of stdio"
+    )
     port = parser.parse_args().http
     if port is None:
         server.run()

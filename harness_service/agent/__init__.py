@@ -1,1 +1,1 @@
-"""The agent: what asks the model and calls the tools. Decisions are in ``core``; here they are carried out."""
+"""The agent: what asks the model and calls the tools; the decisions that it carries out are in ``core``."""

@@ -22,7 +22,9 @@ TRIES = 2  # a failed call is retried once, then it is the row's "on failure"
 CHARS_PER_TOKEN = 4  # for reserving; what is settled is what the endpoint says
 
 
-async def ask(scope: TurnScope, request: ChatRequest, *, guard: bool = False, step: bool = False) -> ChatReply:
+async def ask(
+    scope: TurnScope, request: ChatRequest, *, guard: bool = False, step: bool = False
+) -> ChatReply:
     """One completion. Raises ``ModelFailed`` after a retryable failure was tried again, ``BudgetExceeded``
     before a call that would not fit, ``RunAborted`` when the run has ended. ``step``: a node's step."""
     for tries_left in reversed(range(TRIES)):
@@ -84,4 +86,3 @@ async def _once(scope: TurnScope, request: ChatRequest, *, guard: bool, step: bo
 
 def _expected_tokens(request: ChatRequest) -> int:
     return sum(len(message.content) for message in request.messages) // CHARS_PER_TOKEN
-

@@ -31,8 +31,6 @@ from turnfence.axes import (
 )
 
 
-
-
 class Observed(msgspec.Struct, frozen=True):
     """What one call came to, as the model is told. ``progress``: it counts against standing still."""
 
@@ -51,9 +49,7 @@ class Observed(msgspec.Struct, frozen=True):
 class NodeRun:
     """A node's space and evidence as this turn sees them; changes go out through the scope."""
 
-    def __init__(
-        self, scope: TurnScope, node: r.TaskNode, skill: Skill, opened: r.OpenNodeResponse
-    ) -> None:
+    def __init__(self, scope: TurnScope, node: r.TaskNode, skill: Skill, opened: r.OpenNodeResponse) -> None:
         self.scope = scope
         self.node = node
         self.skill = skill
@@ -88,9 +84,7 @@ class NodeRun:
         self.put_space(rounds=self.round)
 
     def put_space(self, **fields: Any) -> None:
-        self.scope.record(
-            r.PutNodeSpace(task_id=self.task_id, node_id=self.node.node_id, **fields)
-        )
+        self.scope.record(r.PutNodeSpace(task_id=self.task_id, node_id=self.node.node_id, **fields))
 
     def put_node(self, node: r.TaskNode) -> None:
         """The node has moved; it stays the task's focus."""
@@ -188,9 +182,7 @@ class NodeRun:
             if not head.payload_bytes:
                 return head.result_brief
             data = await self.scope.deps.state.read_payload(
-                r.ReadPayloadRequest(
-                    turn=self.scope.turn, task_id=head.task_id, evidence_id=evidence_id
-                ),
+                r.ReadPayloadRequest(turn=self.scope.turn, task_id=head.task_id, evidence_id=evidence_id),
                 timeout=self.scope.deps.settings.state.call_timeout,
             )
             self.payloads[evidence_id] = data.decode()

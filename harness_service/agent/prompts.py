@@ -126,7 +126,11 @@ def plan_messages(scope: TurnScope, agent_id: str, request: str) -> tuple[ChatMe
     ]
     return (
         _system(PLAN_RULES),
-        _system(json.dumps({"skills": skills, "previous_result": as_context(scope.previous_turn)}, ensure_ascii=False)),
+        _system(
+            json.dumps(
+                {"skills": skills, "previous_result": as_context(scope.previous_turn)}, ensure_ascii=False
+            )
+        ),
         ChatMessage("user", request),
     )
 
@@ -201,7 +205,9 @@ def _prior(run: NodeRun) -> dict[str, Any] | None:
     if prior is None:
         return None
     return {
-        "tasks": [{"goal": t.goal, "status": t.status.value, "summary": cut(t.summary, 500)} for t in prior.tasks],
+        "tasks": [
+            {"goal": t.goal, "status": t.status.value, "summary": cut(t.summary, 500)} for t in prior.tasks
+        ],
         "entities": {key: entry.display_name for key, entry in prior.entities.items()},
     }
 
@@ -217,7 +223,8 @@ def _entry(entry: Entry, limit: int) -> ChatMessage:
                 "assistant",
                 text,
                 tool_calls=tuple(
-                    ToolCallRequest(call.call_id, call.name.replace(".", "__"), call.arguments) for call in calls
+                    ToolCallRequest(call.call_id, call.name.replace(".", "__"), call.arguments)
+                    for call in calls
                 ),
             )
         case Returned():

@@ -59,16 +59,16 @@ async def offered_tools(run: NodeRun) -> tuple[OfferedTool, ...]:
     """The skill's tools that can be reached, without what the platform fills in, and the built-ins."""
     schemas = await run.scope.schemas()
     business = [
-        OfferedTool(wire_name, schemas[tool.name].description, offered_schema(tool, schemas[tool.name].input_schema))
+        OfferedTool(
+            wire_name, schemas[tool.name].description, offered_schema(tool, schemas[tool.name].input_schema)
+        )
         for wire_name, tool in run.tools.items()
         if tool.name in schemas
     ]
     return (*business, *builtins.OFFERED.values())
 
 
-async def _model_step(
-    run: NodeRun, messages: list[ChatMessage], tools: tuple[OfferedTool, ...]
-) -> ChatReply:
+async def _model_step(run: NodeRun, messages: list[ChatMessage], tools: tuple[OfferedTool, ...]) -> ChatReply:
     started = run.scope.now()
     request = ChatRequest(
         call=ModelCall.NODE_STEP,

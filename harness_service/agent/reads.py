@@ -115,9 +115,7 @@ _NEXT_STEP = {
 }
 
 
-async def record_settled(
-    run: NodeRun, settled: r.EvidenceHead, request_json: str, payload_json: str
-) -> None:
+async def record_settled(run: NodeRun, settled: r.EvidenceHead, request_json: str, payload_json: str) -> None:
     """S3 with everything that follows from it: node, budget of entities, timeline."""
     scope = run.scope
     kept = payload_json if settled.status is CallStatus.SUCCESS else ""

@@ -63,9 +63,7 @@ async def release(run: NodeRun, end: NodeEnd | None) -> Release:
     scope.trace(
         TraceEventType.RELEASE_DECISION,
         TracePhase.RELEASE,
-        TraceEventStatus.FAILED
-        if decision.outcome is ReleaseOutcome.FAILED
-        else TraceEventStatus.SUCCEEDED,
+        TraceEventStatus.FAILED if decision.outcome is ReleaseOutcome.FAILED else TraceEventStatus.SUCCEEDED,
         release_outcome=decision.outcome.value,
         fallback_type=decision.fallback_type.value if decision.fallback_type else "",
         stop_reason=scope.axes.stop_reason.value if scope.axes.stop_reason else "",
@@ -205,9 +203,7 @@ class _Guards:
         scope.trace(
             TraceEventType.SEMANTIC_GUARD_DECISION,
             TracePhase.GUARD,
-            TraceEventStatus.FAILED
-            if verdict is SemanticVerdict.UNAVAILABLE
-            else TraceEventStatus.SUCCEEDED,
+            TraceEventStatus.FAILED if verdict is SemanticVerdict.UNAVAILABLE else TraceEventStatus.SUCCEEDED,
             started_at=started,
             verdict=verdict.value,
         )
@@ -226,9 +222,9 @@ class _Guards:
             "result": one.result if len(text) <= limit else text[:limit],
         }
 
-    def _trace(self, type: TraceEventType, *, valid: bool) -> None:
+    def _trace(self, kind: TraceEventType, *, valid: bool) -> None:
         self._scope.trace(
-            type,
+            kind,
             TracePhase.GUARD,
             TraceEventStatus.SUCCEEDED if valid else TraceEventStatus.REJECTED,
             node_id=self._run.node.node_id,

@@ -147,7 +147,7 @@ def _claim_target(run: NodeRun, tool: ToolContract) -> None:
 
 async def _call_to_the_end(scope: TurnScope, tool: ToolContract, call: PreparedCall) -> ToolOutcome:
     """The call is awaited to its own time limit, whatever becomes of the run or of this task."""
-    task = asyncio.ensure_future(
+    task = asyncio.create_task(
         scope.deps.tools.call(
             tool, call.wire_json, idempotency_key=call.idempotency_key, timeout=tool.timeout
         )
@@ -221,9 +221,7 @@ async def check_write(scope: TurnScope, head: r.EvidenceHead) -> WriteVerdict:
         return WriteVerdict.CANNOT_TELL
     checker = scope.deps.catalogue.tools[tool.verify.tool]
     given = arguments.parse_arguments(args_json)
-    question = canonical(
-        invocation.check_arguments(tool.verify, given, head.idempotency_key)
-    )
+    question = canonical(invocation.check_arguments(tool.verify, given, head.idempotency_key))
     scope.emit(
         r.Progress(
             node_id=head.node_id,
@@ -279,9 +277,7 @@ async def settle_by_verdict(
         reason=reason,
         now_ms=scope.now(),
     )
-    (stored,) = await scope.settle(
-        r.Settlement(task_id=head.task_id, node_id=head.node_id, evidence=settled)
-    )
+    (stored,) = await scope.settle(r.Settlement(task_id=head.task_id, node_id=head.node_id, evidence=settled))
     if scope.task is not None and scope.task.task_id == head.task_id:
         scope.task.writes[f"{head.tool_name}|{head.idempotency_key}"] = r.WriteIndexEntry(
             evidence_id=stored.evidence_id,

@@ -138,9 +138,7 @@ async def write(
     updated = await connection.execute(change(tool_call_record, turn.organ_id, *condition).values(**changed))
     if updated.rowcount:
         return
-    await add_missing(
-        connection, tool_call_record, [{"request": request, "response": response, **row}]
-    )
+    await add_missing(connection, tool_call_record, [{"request": request, "response": response, **row}])
 
 
 _FIXED = frozenset({"organ_id", "conversation_id", "call_id", "create_time", "delete_flag", "version"})
@@ -205,9 +203,7 @@ async def call_payload(
     return await payload(connection, scope, row["payload_id"]) if row["payload_id"] else None
 
 
-async def requests(
-    connection: AsyncConnection, scope: Scope, evidence_ids: Sequence[str]
-) -> dict[str, str]:
+async def requests(connection: AsyncConnection, scope: Scope, evidence_ids: Sequence[str]) -> dict[str, str]:
     found = await rows_of(
         connection,
         pick(

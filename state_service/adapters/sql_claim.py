@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -29,7 +28,6 @@ from state_service.core.hot import decode
 from state_service.ports import CallRow, Claim, ClaimKind, ConversationRow, RunStart, Scope
 from turnfence import records as r
 from turnfence.axes import RunState
-
 
 
 def conversation_row(row: Mapping[str, Any]) -> ConversationRow:
@@ -150,9 +148,7 @@ async def _start_run(
         raise KnownMessage from error
 
 
-async def _claimed(
-    connection: AsyncConnection, scope: Scope, row: ConversationRow, version: int
-) -> Claim:
+async def _claimed(connection: AsyncConnection, scope: Scope, row: ConversationRow, version: int) -> Claim:
     """What turns that never persisted left behind: rows above the version that SQL has whole."""
     above = row.state_version
     messages = await rows_of(

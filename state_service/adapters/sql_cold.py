@@ -43,9 +43,7 @@ class SqlCold:
         row = await self._do.read(lambda connection: sql_claim.find(connection, scope))
         return sql_claim.conversation_row(row) if row is not None else None
 
-    async def claim(
-        self, scope: Scope, *, user_id: str, version: int, start: RunStart, now_ms: int
-    ) -> Claim:
+    async def claim(self, scope: Scope, *, user_id: str, version: int, start: RunStart, now_ms: int) -> Claim:
         for _ in range(RACES):
             try:
                 return await self._do.write(
@@ -69,16 +67,12 @@ class SqlCold:
         async def work(connection: AsyncConnection) -> bool:
             if not await sql_claim.lock(connection, turn):
                 return False
-            await sql_persist.add_messages(
-                connection, _scope(turn), [message], self._clock.now_ms()
-            )
+            await sql_persist.add_messages(connection, _scope(turn), [message], self._clock.now_ms())
             return True
 
         return await self._do.write(work)
 
-    async def register_call(
-        self, turn: r.TurnRef, head: r.EvidenceHead, request_json: str
-    ) -> S2Result:
+    async def register_call(self, turn: r.TurnRef, head: r.EvidenceHead, request_json: str) -> S2Result:
         for _ in range(RACES):
             try:
                 return await self._do.write(
@@ -98,9 +92,7 @@ class SqlCold:
             lambda connection: sql_calls.settle(connection, turn, calls, self._clock.now_ms())
         )
 
-    async def put_payload(
-        self, turn: r.TurnRef, *, payload_id: str, payload_type: str, data: str
-    ) -> bool:
+    async def put_payload(self, turn: r.TurnRef, *, payload_id: str, payload_type: str, data: str) -> bool:
         async def work(connection: AsyncConnection) -> bool:
             if not await sql_claim.lock(connection, turn):
                 return False
@@ -112,18 +104,12 @@ class SqlCold:
         return await self._do.write(work)
 
     async def persist(self, turn: r.TurnRef, batch: PersistBatch, *, now_ms: int) -> bool:
-        return await self._do.write(
-            lambda connection: sql_persist.persist(connection, turn, batch, now_ms)
-        )
+        return await self._do.write(lambda connection: sql_persist.persist(connection, turn, batch, now_ms))
 
     async def committed(self, organ_id: str, run_id: str) -> bool:
-        return await self._do.read(
-            lambda connection: sql_runs.committed(connection, organ_id, run_id)
-        )
+        return await self._do.read(lambda connection: sql_runs.committed(connection, organ_id, run_id))
 
-    async def end_runs(
-        self, scope: Scope, ends: Sequence[RunEnd], *, only_running: bool = True
-    ) -> None:
+    async def end_runs(self, scope: Scope, ends: Sequence[RunEnd], *, only_running: bool = True) -> None:
         await self._do.write(
             lambda connection: sql_runs.end(
                 connection, scope, ends, self._clock.now_ms(), only_running=only_running
@@ -132,9 +118,7 @@ class SqlCold:
 
     async def append_late_trace(self, scope: Scope, run_id: str, trace: r.TraceEvent) -> None:
         await self._do.write(
-            lambda connection: sql_runs.trace(
-                connection, scope, 0, [(run_id, trace)], self._clock.now_ms()
-            )
+            lambda connection: sql_runs.trace(connection, scope, 0, [(run_id, trace)], self._clock.now_ms())
         )
 
     async def run(self, organ_id: str, user_id: str, run_id: str) -> r.Run | None:
@@ -146,9 +130,7 @@ class SqlCold:
 
         return await self._do.read(work)
 
-    async def run_by_message(
-        self, organ_id: str, message_id: str
-    ) -> tuple[r.Run, str, str] | None:
+    async def run_by_message(self, organ_id: str, message_id: str) -> tuple[r.Run, str, str] | None:
         async def work(connection: AsyncConnection) -> tuple[r.Run, str, str] | None:
             row = await sql_runs.by_message(connection, organ_id, message_id)
             if row is None:
@@ -164,17 +146,13 @@ class SqlCold:
     async def previous_turn(self, scope: Scope) -> r.PreviousTurn | None:
         return await self._do.read(lambda connection: sql_runs.previous_turn(connection, scope))
 
-    async def node_dialogue(
-        self, scope: Scope, task_id: str, node_id: str
-    ) -> tuple[r.DialogueMessage, ...]:
+    async def node_dialogue(self, scope: Scope, task_id: str, node_id: str) -> tuple[r.DialogueMessage, ...]:
         return await self._do.read(
             lambda connection: sql_load.node_dialogue(connection, scope, task_id, node_id)
         )
 
     async def call_requests(self, scope: Scope, evidence_ids: Sequence[str]) -> dict[str, str]:
-        return await self._do.read(
-            lambda connection: sql_calls.requests(connection, scope, evidence_ids)
-        )
+        return await self._do.read(lambda connection: sql_calls.requests(connection, scope, evidence_ids))
 
     async def call_payload(self, scope: Scope, task_id: str, evidence_id: str) -> str | None:
         return await self._do.read(
@@ -182,9 +160,7 @@ class SqlCold:
         )
 
     async def payload(self, scope: Scope, payload_id: str) -> str | None:
-        return await self._do.read(
-            lambda connection: sql_calls.payload(connection, scope, payload_id)
-        )
+        return await self._do.read(lambda connection: sql_calls.payload(connection, scope, payload_id))
 
     async def close(self) -> None:
         await self._do.close()

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import random
 import sqlite3
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import event, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import DBAPIError, IntegrityError, TimeoutError as PoolTimeout
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from state_service.ports import StoreCorrupt, StoreUnavailable
@@ -116,8 +117,8 @@ class Transactions:
             await asyncio.wait(set(self._running))
         await self.engine.dispose()
 
-    async def _shielded(self, work: Awaitable[T]) -> T:
-        task = asyncio.ensure_future(work)
+    async def _shielded(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         try:
@@ -128,9 +129,7 @@ class Transactions:
                 task.exception()  # retrieved: the caller that would have seen it is gone
             raise
 
-    async def _repeated(
-        self, work: Callable[[AsyncConnection], Awaitable[T]], options: dict[str, Any]
-    ) -> T:
+    async def _repeated(self, work: Callable[[AsyncConnection], Awaitable[T]], options: dict[str, Any]) -> T:
         for tries_left in reversed(range(TRIES)):
             try:
                 async with asyncio.timeout(self._timeout * 2):
@@ -142,12 +141,10 @@ class Transactions:
                     raise _translated(error) from error
             except (PoolTimeout, TimeoutError, OSError) as error:
                 raise StoreUnavailable(type(error).__name__) from error
-            await asyncio.sleep(random.uniform(0.002, 0.02))
+            await asyncio.sleep(random.uniform(0.002, 0.02))  # noqa: S311  jitter
         raise AssertionError("unreachable: the last try raises")
 
-    async def _once(
-        self, work: Callable[[AsyncConnection], Awaitable[T]], options: dict[str, Any]
-    ) -> T:
+    async def _once(self, work: Callable[[AsyncConnection], Awaitable[T]], options: dict[str, Any]) -> T:
         async with self.engine.connect() as connection:
             connection = await connection.execution_options(**options)
             async with connection.begin():

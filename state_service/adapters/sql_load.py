@@ -42,9 +42,7 @@ async def conversation(
     )
 
 
-async def dialogue(
-    connection: AsyncConnection, scope: Scope, limit: int
-) -> tuple[r.DialogueMessage, ...]:
+async def dialogue(connection: AsyncConnection, scope: Scope, limit: int) -> tuple[r.DialogueMessage, ...]:
     rows = await rows_of(
         connection,
         pick(chat_message, scope.organ_id, in_conversation(chat_message, scope))
@@ -74,9 +72,7 @@ async def node_dialogue(
     return tuple(_message(row) for row in rows)
 
 
-async def _records(
-    connection: AsyncConnection, scope: Scope, limit: int
-) -> tuple[r.TaskRecord, ...]:
+async def _records(connection: AsyncConnection, scope: Scope, limit: int) -> tuple[r.TaskRecord, ...]:
     rows = await rows_of(
         connection,
         pick(
@@ -95,9 +91,9 @@ async def _records(
 async def _entities(connection: AsyncConnection, scope: Scope) -> dict[str, r.EntityEntry]:
     rows = await rows_of(
         connection,
-        pick(
-            conversation_entity, scope.organ_id, in_conversation(conversation_entity, scope)
-        ).order_by(conversation_entity.c.added_seq, conversation_entity.c.id),
+        pick(conversation_entity, scope.organ_id, in_conversation(conversation_entity, scope)).order_by(
+            conversation_entity.c.added_seq, conversation_entity.c.id
+        ),
     )
     return {
         f"{row['entity_type']}:{row['entity_id']}": sql_rows.from_row(row, r.EntityEntry, sql_rows.ENTITY)
@@ -131,8 +127,12 @@ async def task(connection: AsyncConnection, scope: Scope, task_id: str) -> TaskR
     )
     if found is None:
         return None
-    nodes = await rows_of(connection, _of_task(task_graph_node, scope, task_id).order_by(task_graph_node.c.id))
-    edges = await rows_of(connection, _of_task(task_graph_edge, scope, task_id).order_by(task_graph_edge.c.id))
+    nodes = await rows_of(
+        connection, _of_task(task_graph_node, scope, task_id).order_by(task_graph_node.c.id)
+    )
+    edges = await rows_of(
+        connection, _of_task(task_graph_edge, scope, task_id).order_by(task_graph_edge.c.id)
+    )
     calls = await rows_of(connection, _of_task(tool_call_record, scope, task_id))
     checkpoint = await row_of(
         connection, _of_task(task_checkpoint, scope, task_id).order_by(task_checkpoint.c.id.desc()).limit(1)

@@ -30,9 +30,7 @@ from turnfence import records as r
 from turnfence.records import to_json
 
 
-async def persist(
-    connection: AsyncConnection, turn: r.TurnRef, batch: PersistBatch, now_ms: int
-) -> bool:
+async def persist(connection: AsyncConnection, turn: r.TurnRef, batch: PersistBatch, now_ms: int) -> bool:
     """False: fenced, and nothing was written."""
     if not await sql_claim.lock(connection, turn):
         return False
@@ -49,9 +47,7 @@ async def persist(
     return True
 
 
-async def _conversation(
-    connection: AsyncConnection, scope: Scope, batch: PersistBatch, now_ms: int
-) -> None:
+async def _conversation(connection: AsyncConnection, scope: Scope, batch: PersistBatch, now_ms: int) -> None:
     """The stamp that was drained, and what hangs on the conversation itself."""
     values: dict[str, Any] = {
         "active_task_id": batch.active_task_id,
@@ -74,9 +70,7 @@ async def _conversation(
     )
 
 
-async def _messages(
-    connection: AsyncConnection, scope: Scope, batch: PersistBatch, now_ms: int
-) -> None:
+async def _messages(connection: AsyncConnection, scope: Scope, batch: PersistBatch, now_ms: int) -> None:
     await add_messages(connection, scope, batch.messages, now_ms)
     for task in batch.tasks:
         if task.source_message_id:
@@ -117,14 +111,14 @@ async def _tasks(
     ]
     await upsert(connection, task_instance, [stamped(scope, turn.version, now_ms, t) for t in tasks])
     nodes = [
-        sql_rows.to_row(node, sql_rows.NODE) | {"task_id": task_id} | _space(batch.spaces.get((task_id, node.node_id)))
+        sql_rows.to_row(node, sql_rows.NODE)
+        | {"task_id": task_id}
+        | _space(batch.spaces.get((task_id, node.node_id)))
         for task_id, node in batch.nodes
     ]
     await upsert(connection, task_graph_node, [stamped(scope, turn.version, now_ms, n) for n in nodes])
     edges = [sql_rows.to_row(edge, sql_rows.EDGE) | {"task_id": task_id} for task_id, edge in batch.edges]
-    await add_missing(
-        connection, task_graph_edge, [stamped(scope, turn.version, now_ms, e) for e in edges]
-    )
+    await add_missing(connection, task_graph_edge, [stamped(scope, turn.version, now_ms, e) for e in edges])
 
 
 def _json(record: Any) -> str:
@@ -135,9 +129,7 @@ def _space(space: r.NodeSpace | None) -> dict[str, str]:
     """The node space in its three columns: ``state`` holds all of it that is neither input nor output."""
     if space is None:
         return {"inputs": "", "outputs": "", "state": ""}
-    rest = r.NodeSpace(
-        state=space.state, rounds=space.rounds, tokens=space.tokens, actions=space.actions
-    )
+    rest = r.NodeSpace(state=space.state, rounds=space.rounds, tokens=space.tokens, actions=space.actions)
     return {"inputs": to_json(space.inputs), "outputs": to_json(space.outputs), "state": to_json(rest)}
 
 
@@ -169,9 +161,7 @@ async def _checkpoints(
     await upsert(connection, task_checkpoint, [stamped(scope, turn.version, now_ms, row) for row in rows])
 
 
-async def _calls(
-    connection: AsyncConnection, turn: r.TurnRef, batch: PersistBatch, now_ms: int
-) -> None:
+async def _calls(connection: AsyncConnection, turn: r.TurnRef, batch: PersistBatch, now_ms: int) -> None:
     for head in batch.calls:
         text = batch.call_payloads.get(head.evidence_id, "")
         if head.payload_id and text:

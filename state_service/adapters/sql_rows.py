@@ -53,7 +53,9 @@ RUN: Renames = {
 }
 
 
-def to_row(record: msgspec.Struct, renames: Renames, *, leave: frozenset[str] = frozenset()) -> dict[str, Any]:
+def to_row(
+    record: msgspec.Struct, renames: Renames, *, leave: frozenset[str] = frozenset()
+) -> dict[str, Any]:
     """Column → value; ``leave``: fields that other columns hold."""
     row: dict[str, Any] = {}
     for name, kind, _ in _fields(type(record)):
@@ -103,9 +105,7 @@ def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, Any, Any]]:
     found = []
     for field in msgspec.structs.fields(kind):
         hint = _plain(hints[field.name])
-        simple = isinstance(hint, type) and (
-            hint in (str, int, bool) or issubclass(hint, StrEnum)
-        )
+        simple = isinstance(hint, type) and (hint in (str, int, bool) or issubclass(hint, StrEnum))
         found.append((field.name, hint if simple else _JSON, hint))
     return found
 

@@ -57,12 +57,8 @@ def empty_row() -> dict[str, Any]:
     }
 
 
-async def by_message(
-    connection: AsyncConnection, organ_id: str, message_id: str
-) -> Mapping[str, Any] | None:
-    return await row_of(
-        connection, pick(diagnosis_run, organ_id, diagnosis_run.c.message_id == message_id)
-    )
+async def by_message(connection: AsyncConnection, organ_id: str, message_id: str) -> Mapping[str, Any] | None:
+    return await row_of(connection, pick(diagnosis_run, organ_id, diagnosis_run.c.message_id == message_id))
 
 
 async def by_id(connection: AsyncConnection, organ_id: str, run_id: str) -> Mapping[str, Any] | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Table, Update, and_, insert, select, update
+from sqlalchemy import ColumnElement, Select, Table, UniqueConstraint, Update, and_, insert, select, update
 from sqlalchemy.dialects import mysql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -20,14 +20,16 @@ def scoped(table: Table, organ_id: str, *, deleted: bool = False) -> ColumnEleme
 
 
 def pick(
-    table: Table, organ_id: str, *where: ColumnElement[bool], columns: Sequence[Any] = (), deleted: bool = False
+    table: Table,
+    organ_id: str,
+    *where: ColumnElement[bool],
+    columns: Sequence[Any] = (),
+    deleted: bool = False,
 ) -> Select[Any]:
     return select(*(columns or (table,))).where(scoped(table, organ_id, deleted=deleted), *where)
 
 
-def change(
-    table: Table, organ_id: str, *where: ColumnElement[bool], deleted: bool = False
-) -> Update:
+def change(table: Table, organ_id: str, *where: ColumnElement[bool], deleted: bool = False) -> Update:
     return update(table).where(scoped(table, organ_id, deleted=deleted), *where)
 
 
@@ -76,9 +78,7 @@ async def upsert(
     )
 
 
-async def add_missing(
-    connection: AsyncConnection, table: Table, rows: Iterable[Mapping[str, Any]]
-) -> None:
+async def add_missing(connection: AsyncConnection, table: Table, rows: Iterable[Mapping[str, Any]]) -> None:
     """INSERT what is not there yet; append-only records, safe to repeat."""
     values = [dict(row) for row in rows]
     if not values:
@@ -96,7 +96,7 @@ def _business_key(table: Table) -> list[str]:
     return next(
         [column.name for column in constraint.columns]
         for constraint in table.constraints
-        if constraint.name == name
+        if isinstance(constraint, UniqueConstraint) and constraint.name == name
     )
 
 
@@ -105,4 +105,5 @@ async def rows_of(connection: AsyncConnection, statement: Select[Any]) -> list[M
 
 
 async def row_of(connection: AsyncConnection, statement: Select[Any]) -> Mapping[str, Any] | None:
-    return (await connection.execute(statement)).mappings().first()
+    row: Mapping[str, Any] | None = (await connection.execute(statement)).mappings().first()
+    return row

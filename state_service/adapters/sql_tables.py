@@ -27,7 +27,11 @@ from sqlalchemy.dialects import mysql
 
 metadata = MetaData()
 
-_OPTIONS = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4", "mysql_collate": "utf8mb4_bin"}
+_OPTIONS: dict[str, Any] = {
+    "mysql_engine": "InnoDB",
+    "mysql_charset": "utf8mb4",
+    "mysql_collate": "utf8mb4_bin",
+}
 
 Id = String(64).with_variant(mysql.VARCHAR(64, charset="ascii", collation="ascii_bin"), "mysql")
 Code = String(64).with_variant(mysql.VARCHAR(64, charset="ascii", collation="ascii_bin"), "mysql")
@@ -298,9 +302,7 @@ diagnosis_run = _table(
         ["run_state", "started_time"],
     ],
 )
-diagnosis_run.append_constraint(
-    UniqueConstraint("organ_id", "message_id", name="uk_diagnosis_run_message")
-)
+diagnosis_run.append_constraint(UniqueConstraint("organ_id", "message_id", name="uk_diagnosis_run_message"))
 
 run_trace = _table(
     "run_trace",

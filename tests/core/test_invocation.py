@@ -26,7 +26,7 @@ from harness_service.core.invocation import (
     settled_failure,
     settled_success,
 )
-from harness_service.ports import ToolFailure
+from harness_service.core.tool_failure import ToolFailure
 from turnfence.axes import CallStatus, EvidenceStatus, FailureKind, InvocationStatus, SideEffect
 from turnfence.records import EvidenceHead
 

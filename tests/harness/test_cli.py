@@ -20,7 +20,7 @@ from harness_service.cli import conversation, render, services
 from harness_service.core.catalogue import Agent, Catalogue, Skill, ToolContract
 from harness_service.live_runs import LiveRuns
 from harness_service.ports import OfferedTool, StateStore, ToolProvider
-from harness_service.server import SystemClock, running
+from harness_service.server import running
 from harness_service.servicer import HarnessServicer
 from harness_service.settings import LimitSettings, Settings
 from harness_service.turn_types import TurnChannel, TurnRequest
@@ -38,6 +38,7 @@ from turnfence.axes import (
     TurnStatus,
 )
 from turnfence.errors import FieldViolation, Reason, TurnfenceError
+from turnfence.serving.process import SystemClock
 
 APPROVAL = r.TaskCheckpoint(
     "k1",

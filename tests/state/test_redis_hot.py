@@ -1000,9 +1000,7 @@ async def test_watchers_never_starve_turns_nor_each_other(bench: Bench) -> None:
     hot = connect(bench.url, prefix=bench.prefix, socket_timeout=5, max_connections=2)
     try:
         turn = await bench.begin()
-        watchers = [
-            asyncio.create_task(hot.wait_events(SCOPE, "r1", 0, block_ms=300)) for _ in range(10)
-        ]
+        watchers = [asyncio.create_task(hot.wait_events(SCOPE, "r1", 0, block_ms=300)) for _ in range(10)]
         await asyncio.sleep(0)
         event = Op(OpName.XADD, key=EVENTS, field="1", value="e1")
         done = await hot.apply(turn, [event], ttl_ms=TTL_MS, now_ms=NOW_MS)

@@ -17,7 +17,11 @@ ID = sa.String(64).with_variant(mysql.VARCHAR(64, charset="ascii", collation="as
 NAME = sa.String(512).with_variant(mysql.VARCHAR(512, charset="utf8mb4", collation="utf8mb4_bin"), "mysql")
 LONG = sa.Text().with_variant(mysql.LONGTEXT(charset="utf8mb4", collation="utf8mb4_bin"), "mysql")
 KEY = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-OPTIONS = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4", "mysql_collate": "utf8mb4_bin"}
+OPTIONS: dict[str, Any] = {
+    "mysql_engine": "InnoDB",
+    "mysql_charset": "utf8mb4",
+    "mysql_collate": "utf8mb4_bin",
+}
 
 
 def _create(name: str, *parts: Any) -> None:
@@ -101,7 +105,9 @@ def _conversation_entity() -> None:
         sa.Column("update_time", sa.BigInteger(), nullable=False),
         sa.Column("version", sa.BigInteger(), nullable=False),
         sa.Column("delete_flag", sa.SmallInteger(), nullable=False),
-        sa.UniqueConstraint("organ_id", "conversation_id", "entity_type", "entity_id", name="uk_conversation_entity"),
+        sa.UniqueConstraint(
+            "organ_id", "conversation_id", "entity_type", "entity_id", name="uk_conversation_entity"
+        ),
     )
 
 
@@ -372,7 +378,11 @@ def _tool_call_record() -> None:
     )
     _index("ix_tool_call_record_1", "tool_call_record", ["organ_id", "conversation_id", "version"])
     _index("ix_tool_call_record_2", "tool_call_record", ["organ_id", "conversation_id", "task_id", "node_id"])
-    _index("ix_tool_call_record_3", "tool_call_record", ["organ_id", "conversation_id", "live_key", "call_status"])
+    _index(
+        "ix_tool_call_record_3",
+        "tool_call_record",
+        ["organ_id", "conversation_id", "live_key", "call_status"],
+    )
     _index("ix_tool_call_record_4", "tool_call_record", ["organ_id", "trace_id"])
 
 
@@ -418,4 +428,3 @@ def upgrade() -> None:
 def downgrade() -> None:
     for create in reversed(TABLES):
         op.drop_table(create.__name__.removeprefix("_"))
-
