@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -20,6 +19,7 @@ from state_service.servicer import HistoryServicer, RunServicer, StateServicer
 from state_service.settings import Settings, rules
 from turnfence.serving import listening
 from turnfence.serving.logs import get_logger
+from turnfence.serving.process import SystemClock, told_to_stop
 from turnfence.serving.rpc_edge import ErrorEdge
 from turnfence.state.v1 import (
     history_service_pb2,
@@ -48,16 +48,6 @@ class CannotServe(Exception):
     """Something that serving needs is missing, unfit or out of date; the text says what to change."""
 
 
-class SystemClock:
-    """The machine's two clocks."""
-
-    def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000
-
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-
 async def serve(settings: Settings, ready_fd: int | None = None) -> None:
     """Serve until SIGTERM or SIGINT, then drain. Raises ``CannotListen`` or ``CannotServe`` before anything
     is served; tells ``ready_fd`` (else standard output) the bound address once it is."""
@@ -65,7 +55,7 @@ async def serve(settings: Settings, ready_fd: int | None = None) -> None:
     refuse_slow_protobuf(api_implementation.Type())
     async with opened(settings, SystemClock()) as stores, running(stores, settings) as address:
         listening.announce(address, ready_fd)
-        await listening.told_to_stop()
+        await told_to_stop()
         _log.info("stopping")
     _log.info("stopped")
 

@@ -3,10 +3,8 @@ process that it is ready. Knows nothing of what is served."""
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import os
-import signal
 from collections.abc import Sequence
 
 import grpc
@@ -117,12 +115,3 @@ def announce(address: str, ready_fd: int | None) -> None:
         return
     with os.fdopen(ready_fd, "w", encoding="utf-8") as ready:
         ready.write(f"{address}\n")
-
-
-async def told_to_stop() -> None:
-    """Wait for SIGTERM or SIGINT. Call it in the main thread; from then on neither ends the process."""
-    told = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
-    await told.wait()

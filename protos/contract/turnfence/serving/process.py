@@ -18,7 +18,7 @@ class SystemClock:
 
 
 async def told_to_stop() -> None:
-    """Wait for SIGTERM or SIGINT."""
+    """Wait for SIGTERM or SIGINT. Call it in the main thread; from then on neither ends the process."""
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
