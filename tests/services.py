@@ -1,4 +1,4 @@
-"""The two services as real processes of a test: started, killed, paused and started again on the same address.
+"""The two services as processes of a test: started, killed, paused, and started again on the same address.
 
 Every process listens on a unix socket in a private folder, so that a restarted one is found where its
 predecessor was, and nobody else on the machine can reach it.
