@@ -79,7 +79,6 @@ class StateServicer(state_pb2_grpc.StateServiceServicer):
     async def BeginTurn(
         self, request: state_pb2.BeginTurnRequest, context: object
     ) -> state_pb2.BeginTurnResponse:
-        wire.check_text(request.input.text)
         return await answer(
             self._stores, request, r.BeginTurnRequest, begin.begin_turn, state_pb2.BeginTurnResponse
         )
@@ -92,7 +91,6 @@ class StateServicer(state_pb2_grpc.StateServiceServicer):
         )
 
     async def Flush(self, request: state_pb2.FlushRequest, context: object) -> state_pb2.FlushResponse:
-        wire.check_sequence(request.sequence)
         return await answer(self._stores, request, r.FlushRequest, persist.flush, state_pb2.FlushResponse)
 
     async def RegisterWrite(
@@ -127,7 +125,6 @@ class StateServicer(state_pb2_grpc.StateServiceServicer):
     async def PersistTurn(
         self, request: state_pb2.PersistTurnRequest, context: object
     ) -> state_pb2.PersistTurnResponse:
-        wire.check_sequence(request.sequence)
         return await answer(
             self._stores, request, r.PersistTurnRequest, persist.persist_turn, state_pb2.PersistTurnResponse
         )

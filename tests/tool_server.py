@@ -3,8 +3,8 @@
     python tests/tool_server.py FOLDER [--http PORT]
 
 ``FOLDER/log.jsonl`` gets one JSON line for each thing that happens: ``{"event": "called" | "applied",
-"tool", "key", "request_id", "title", "at"}``. ``FOLDER/<tool>.json`` says how the tool behaves, read anew at
-each call (no file: it answers normally):
+"tool", "key", "request_id", "title", "at", "pid"}``. ``FOLDER/<tool>.json`` says how the tool behaves, read
+anew at each call (no file: it answers normally):
 
     {"mode": "ok", "result": {…}}        answer with this result
     {"mode": "business_failure"}         answer {"status": "refused"}
@@ -15,6 +15,9 @@ each call (no file: it answers normally):
     {"mode": "apply_then_die"} / {"mode": "die"}   end the process after / before taking effect
     {"mode": "large", "bytes": N}        answer with N bytes
     {"mode": "slow", "seconds": S}       answer after S seconds
+    {"mode": "raw", "result": {…}}       ``read_odd`` only: answer with this CallToolResult
+
+``surroundings`` tells what the server was given: its environment, its pid, the caller's HTTP headers.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from mcp import MCPError
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import CallToolResult, TextContent
 
 server = MCPServer("tool-sim", log_level="ERROR")
 folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path()
@@ -39,7 +43,8 @@ folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path()
 
 def note(event: str, tool: str, **details: Any) -> None:
     with (folder / "log.jsonl").open("a", encoding="utf-8") as log:
-        log.write(json.dumps({"event": event, "tool": tool, "at": time.time(), **details}) + "\n")
+        line = {"event": event, "tool": tool, "at": time.time(), "pid": os.getpid(), **details}
+        log.write(json.dumps(line) + "\n")
 
 
 def behaviour(tool: str) -> dict[str, Any]:
@@ -121,6 +126,23 @@ async def find_thing(context: Context, title: str) -> dict[str, Any]:
     log = folder / "log.jsonl"
     events = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     return {"items": [e["title"] for e in events if e["event"] == "applied" and e.get("title") == title]}
+
+
+@server.tool()
+async def read_odd(context: Context) -> CallToolResult:
+    """Answer in whatever form the control file asks for; plain text without it."""
+    told = await behave("read_odd", context, None)
+    return CallToolResult.model_validate(told or {"content": [TextContent(type="text", text="plain words")]})
+
+
+@server.tool()
+async def surroundings(context: Context) -> dict[str, Any]:
+    """Tell what this server was given."""
+    return {
+        "pid": os.getpid(),
+        "environment": dict(os.environ),
+        "headers": dict(context.headers or {}),
+    }
 
 
 def main() -> None:

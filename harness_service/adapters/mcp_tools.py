@@ -32,12 +32,14 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import (
     CONNECTION_CLOSED,
     INVALID_PARAMS,
+    METHOD_NOT_FOUND,
     CallToolResult,
     RequestParamsMeta,
     TextContent,
     Tool,
 )
 
+from harness_service.core.canonical import JsonRefused, parse_json
 from harness_service.core.catalogue import McpServer, ToolContract
 from harness_service.core.tool_failure import ToolFailure
 from harness_service.ports import OfferedTool, ToolOutcome
@@ -66,8 +68,8 @@ _FAILURE_OF_CODE: Final[Mapping[int, ToolFailure]] = {
     INVALID_PARAMS: ToolFailure.MCP_PARAMETER_ERROR,
     CONNECTION_CLOSED: ToolFailure.IO_ERROR,
 }
-# A server that answers so has forgotten the session: the next call needs a new one.
-_SESSION_LOST_STATUS: Final = frozenset({400, 404})
+# A server that answers so has forgotten the session, unless the code says that it is about this one call.
+_CODE_OF_ONE_CALL: Final[Mapping[int, int]] = {400: INVALID_PARAMS, 404: METHOD_NOT_FOUND}
 
 
 class McpTools:
@@ -117,19 +119,20 @@ class McpTools:
     ) -> ToolOutcome:
         """One call, at most ``timeout`` seconds including a start of the server; never raises but
         ``CancelledError``. Nothing is sent twice."""
+        if timeout <= 0:  # an expired time limit stops a task only at its first pause, when all may be sent
+            return _failed(ToolFailure.UNREACHABLE, "there was no time left to call")
         started = time.monotonic()
         delivery = _Delivery()
         token = _DELIVERY.set(delivery)
         try:
             async with asyncio.timeout(timeout):
-                outcome = await self._deliver(tool, arguments_json, idempotency_key)
+                outcome = await self._deliver(tool, arguments_json, idempotency_key, delivery)
         except _StartFailed as error:
             outcome = _failed(error.failure, str(error))
         except TimeoutError:
             outcome = _timed_out(delivery, timeout)
         except MCPError as error:
             outcome = _failed(failure_of(error.code, delivery), error.message)
-            self._drop_if_session_lost(tool.server, delivery)
         except Exception as error:  # noqa: BLE001 - whatever the SDK raises is a row of the table
             log.warning("mcp_call_failed", tool=tool.name, error_type=type(error).__name__)
             outcome = _failed(_failure_of_surprise(delivery), f"{type(error).__name__}: {error}")
@@ -143,41 +146,52 @@ class McpTools:
 
     async def _listing(self, key: str) -> Mapping[str, Tool]:
         try:
-            async with asyncio.timeout(self._connect_timeout):
-                session = await self._connections[key].session()
+            async with asyncio.timeout(self._connect_timeout), self._connections[key].borrowed() as attempt:
+                return attempt.session.tools
         except (_StartFailed, TimeoutError) as error:
             log.warning("mcp_server_down", server=key, reason=type(error).__name__)
             return {}
-        return session.tools
 
-    async def _deliver(self, tool: ToolContract, arguments_json: str, key: str) -> ToolOutcome:
+    async def _deliver(
+        self, tool: ToolContract, arguments_json: str, key: str, delivery: _Delivery
+    ) -> ToolOutcome:
         connection = self._connections.get(tool.server)
         if connection is None:
             return _failed(ToolFailure.UNREACHABLE, f"no MCP server {tool.server!r} is configured")
         arguments = _arguments(arguments_json)
         if arguments is None:
-            return _failed(ToolFailure.MCP_PARAMETER_ERROR, "the arguments are no JSON object")
-        session = await connection.session()
-        if tool.remote_name not in session.tools:
-            return _failed(ToolFailure.UNREACHABLE, f"{tool.server} offers no tool {tool.remote_name!r}")
+            return _failed(
+                ToolFailure.MCP_PARAMETER_ERROR, "the arguments are no JSON object that can be sent"
+            )
         # The open map of `_meta`: its type names only the SDK's own keys.
         meta = cast("RequestParamsMeta", {IDEMPOTENCY_META: key})
-        result = await session.client.call_tool(tool.remote_name, arguments, meta=meta)
-        return outcome_of(result, self._max_result_bytes)
-
-    def _drop_if_session_lost(self, key: str, delivery: _Delivery) -> None:
-        if delivery.status in _SESSION_LOST_STATUS:
-            self._connections[key].drop()
+        for last in (False, True):
+            async with connection.borrowed() as attempt:
+                if tool.remote_name not in attempt.session.tools:
+                    return _failed(
+                        ToolFailure.UNREACHABLE, f"{tool.server} offers no tool {tool.remote_name!r}"
+                    )
+                try:
+                    result = await attempt.session.client.call_tool(tool.remote_name, arguments, meta=meta)
+                    return outcome_of(result, self._max_result_bytes)
+                except MCPError as error:
+                    if session_is_lost(error.code, delivery):
+                        connection.retire(attempt)
+                    # A server that had died before this call is met again after a restart: nothing was sent.
+                    if last or delivery.sent or error.code != CONNECTION_CLOSED:
+                        raise
+        raise AssertionError("the second round returns or raises")
 
 
 # --- what a result or an error means --------------------------------------------------------------
 
 
 def outcome_of(result: CallToolResult, max_bytes: int) -> ToolOutcome:
-    """The structured content, else the joined text; an error result is MCP_TOOL_ERROR with its text."""
+    """The structured content, else the joined text; an error result is MCP_TOOL_ERROR with its words."""
     text = "\n".join(block.text for block in result.content if isinstance(block, TextContent))
     if result.is_error:
-        return _failed(ToolFailure.MCP_TOOL_ERROR, text)
+        words = text or json.dumps(result.structured_content, ensure_ascii=False)
+        return _failed(ToolFailure.MCP_TOOL_ERROR, words)
     content = {"text": text} if result.structured_content is None else result.structured_content
     result_json = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     size = len(result_json.encode())
@@ -195,7 +209,16 @@ def failure_of(code: int, delivery: _Delivery) -> ToolFailure:
     if delivery.broken:
         return ToolFailure.IO_ERROR
     by_code = _FAILURE_OF_CODE.get(code, ToolFailure.MCP_RPC_ERROR)
+    if delivery.exchanges > 1:
+        return by_code  # the last answer was refused at the door, an earlier request was let in
     return _FAILURE_OF_STATUS.get(delivery.status, by_code)
+
+
+def session_is_lost(code: int, delivery: _Delivery) -> bool:
+    """Whether the next call needs a new session (and a new listing): this one, or its server, is gone."""
+    if not delivery.sent or delivery.refused or delivery.broken:
+        return True
+    return delivery.status in _CODE_OF_ONE_CALL and code != _CODE_OF_ONE_CALL[delivery.status]
 
 
 def _failure_of_surprise(delivery: _Delivery) -> ToolFailure:
@@ -214,8 +237,8 @@ def _failed(failure: ToolFailure, message: str) -> ToolOutcome:
 
 def _arguments(arguments_json: str) -> dict[str, Any] | None:
     try:
-        value = json.loads(arguments_json or "{}")
-    except ValueError:
+        value = parse_json(arguments_json or "{}")
+    except JsonRefused:
         return None
     return value if isinstance(value, dict) else None
 
@@ -236,8 +259,9 @@ class _Delivery:
     """What is known about one call's requests on their way; errs on the side of "sent"."""
 
     sent: bool = False  # handed to the transport
-    refused: bool = False  # HTTP: no connection came about, so no byte was sent
-    broken: bool = False  # HTTP: the exchange broke after the connection stood
+    exchanges: int = 0  # HTTP: requests that reached the server; a redirect does not count
+    refused: bool = False  # HTTP: no connection came about for any of them, so no byte was sent
+    broken: bool = False  # HTTP: an exchange broke after the connection stood
     too_large: bool = False  # HTTP: the answer exceeds what the transport takes
     status: int = 0  # HTTP: status of the last answer
 
@@ -257,11 +281,11 @@ class _WatchedWriteStream:
 
     async def send(self, item: Any, /) -> None:
         delivery = _DELIVERY.get() or _Delivery()
-        delivery.sent = True
+        earlier, delivery.sent = delivery.sent, True
         try:
             await self._inner.send(item)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            delivery.sent = False  # the stream has no buffer: nobody took the request
+            delivery.sent = earlier  # the stream has no buffer: nobody took the request
             raise
 
     async def aclose(self) -> None:
@@ -311,7 +335,8 @@ class _NotingBody(httpx2.AsyncByteStream):
 class _NotingTransport(httpx2.AsyncBaseTransport):
     """Notes the fate of each request, and answers a failed one with 502 in place of an exception.
 
-    An exception would end the SDK's whole connection, with every other call that is in flight on it.
+    An exception would end the SDK's whole connection, with every other call that is in flight on it. Only a
+    POST carries a call; a GET that looks for the rest of a broken answer says nothing about what was sent.
     """
 
     def __init__(self, max_answer_bytes: int) -> None:
@@ -319,14 +344,18 @@ class _NotingTransport(httpx2.AsyncBaseTransport):
         self._max_answer_bytes = max_answer_bytes
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        delivery = _DELIVERY.get() or _Delivery()
+        noted = _DELIVERY.get() if request.method == "POST" else None
+        delivery = noted or _Delivery()
         try:
             response = await self._inner.handle_async_request(request)
         except httpx2.TransportError as error:
-            delivery.refused = isinstance(error, _NEVER_CONNECTED)
+            never_connected = isinstance(error, _NEVER_CONNECTED)
+            delivery.refused = never_connected and not delivery.exchanges
             delivery.broken = not delivery.refused
+            delivery.exchanges += not never_connected
             return httpx2.Response(502, request=request)
         delivery.status = response.status_code
+        delivery.exchanges += not response.has_redirect_location
         if request.method == "POST" and isinstance(response.stream, httpx2.AsyncByteStream):
             response.stream = _NotingBody(response.stream, delivery, self._max_answer_bytes)
         return response
@@ -452,6 +481,12 @@ class _Attempt:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     stderr: _StderrTail = field(default_factory=_StderrTail)
     delivery: _Delivery = field(default_factory=_Delivery)
+    borrowers: int = 0  # calls that are using it
+    retired: bool = False  # takes no new ones, and ends with the last
+
+    @property
+    def session(self) -> _Session:
+        return self.ready.result()
 
 
 class _Connection:
@@ -467,8 +502,8 @@ class _Connection:
         self._not_before = 0.0
         self._closed = False
 
-    def begin(self) -> asyncio.Future[_Session]:
-        """The session now or soon; raises ``_StartFailed`` while the server is left alone."""
+    def begin(self) -> _Attempt:
+        """The connection now or soon; raises ``_StartFailed`` while the server is left alone."""
         if self._current is None:
             if self._closed:
                 raise _StartFailed(f"{self._key} is closed")
@@ -481,17 +516,30 @@ class _Connection:
             )
             self._owners[owner] = attempt
             owner.add_done_callback(self._owners.pop)
-        return self._current.ready
+        return self._current
 
-    async def session(self) -> _Session:
-        """The session, started when there is none. Raises ``_StartFailed``."""
-        return await asyncio.shield(self.begin())
+    @asynccontextmanager
+    async def borrowed(self) -> AsyncIterator[_Attempt]:
+        """A connection that is ready, started when there is none. Raises ``_StartFailed``."""
+        attempt = self.begin()
+        attempt.borrowers += 1
+        try:
+            await asyncio.shield(attempt.ready)
+            yield attempt
+        finally:
+            attempt.borrowers -= 1
+            self._end_unused(attempt)
 
-    def drop(self) -> None:
-        """Give the current session up; the next call makes a new one."""
-        if self._current is not None:
-            self._current.ended.set()
-            self._current = None
+    def retire(self, attempt: _Attempt) -> None:
+        """New calls get a new connection; those that are in flight on this one keep it to their end."""
+        attempt.retired = True
+        self._forget(attempt)
+        self._end_unused(attempt)
+
+    @staticmethod
+    def _end_unused(attempt: _Attempt) -> None:
+        if attempt.retired and not attempt.borrowers:
+            attempt.ended.set()
 
     async def close(self) -> None:
         """End the connection and its process, within seconds."""

@@ -20,7 +20,6 @@ from state_service.ports import (
     Claim,
     ClaimKind,
     Code,
-    Op,
     RunStart,
     Scope,
     StoreUnavailable,
@@ -53,8 +52,11 @@ async def begin_turn(stores: Stores, request: r.BeginTurnRequest) -> r.BeginTurn
     )
     for _ in range(ATTEMPTS):
         recovered = await recover.recover(stores, turn, claim, stale_owner=acquired.previous_run)
-        message = _user_message(request, turn, text, recovered.view, stores.clock.now_ms())
-        ops = [*recovered.ops, *_s1_ops(stores, message, recovered.view)]
+        message = _stored_message(request, recovered)
+        ops = [*recovered.ops]
+        if message is None:
+            message = _user_message(request, turn, text, recovered.view, stores.clock.now_ms())
+            ops += message_ops(message, stores.rules.limits) if message is not None else []
         applied = await stores.hot.apply(
             turn,
             ops,
@@ -210,6 +212,12 @@ def _refusal(kind: Acquisition | ClaimKind) -> TurnfenceError:
 # --- S1 -------------------------------------------------------------------------------------------
 
 
+def _stored_message(request: r.BeginTurnRequest, recovered: recover.Recovered) -> r.DialogueMessage | None:
+    """The message, when an earlier try of this very begin has stored it: a repeat answers the same."""
+    messages = (*recovered.view.conversation.dialogue, *recovered.messages)
+    return next((m for m in messages if m.message_id == request.input.message_id), None)
+
+
 def _user_message(
     request: r.BeginTurnRequest, turn: r.TurnRef, text: str, view: recover.View, now_ms: int
 ) -> r.DialogueMessage | None:
@@ -234,9 +242,3 @@ def _user_message(
         version=turn.version,
         idx=0,
     )
-
-
-def _s1_ops(stores: Stores, message: r.DialogueMessage | None, view: recover.View) -> list[Op]:
-    if message is None or any(m.message_id == message.message_id for m in view.conversation.dialogue):
-        return []
-    return message_ops(message, stores.rules.limits)

@@ -18,8 +18,8 @@ from state_service.core.changes import given_up_ops, operations, prepare_ops
 from state_service.core.spill import spill
 from state_service.ports import Code, Op, OpName, PersistBatch, RunEnd, Scope, StoreUnavailable
 from turnfence import records as r
-from turnfence.axes import CancelReason, Durability
-from turnfence.errors import Reason, TurnfenceError, too_large
+from turnfence.axes import CancelReason, Durability, RunState
+from turnfence.errors import Reason, TurnfenceError, invalid, too_large
 
 log = structlog.get_logger(__name__)
 
@@ -31,11 +31,17 @@ async def flush(stores: Stores, request: r.FlushRequest) -> r.FlushResponse:
 
     Raises STATE_FENCED, STATE_LOST, STATE_WRITE_FAILED (size), STATE_UNAVAILABLE.
     """
+    for place, change in enumerate(request.changes):
+        if isinstance(change, r.CloseTask):
+            raise invalid(f"changes[{place}].close_task", "travels in PersistTurn only")
     ops = await _ops(stores, request.turn, request.sequence, request.changes)
     return r.FlushResponse(data_seq=await _apply(stores, request.turn, request.sequence, ops))
 
 
 async def _ops(stores: Stores, turn: r.TurnRef, sequence: int, changes: Sequence[r.StateChange]) -> list[Op]:
+    for place, change in enumerate(changes):
+        if isinstance(change, r.PutEdge) and change.edge.from_node_id == change.edge.to_node_id:
+            raise invalid(f"changes[{place}].put_edge.edge.to_node_id", "must be another node")
     kept, spilled = spill(changes, stores.rules.space_field_max_bytes, turn.run_id, sequence)
     for payload in spilled:
         if not await stores.cold.put_payload(
@@ -69,8 +75,10 @@ async def persist_turn(stores: Stores, request: r.PersistTurnRequest) -> r.Persi
     (nothing was prepared), STATE_WRITE_FAILED.
     """
     turn = request.turn
+    outcome = _ended(request.outcome, turn.run_id, turn.conversation_id)
+    outcome = msgspec.structs.replace(outcome, version=turn.version)
     ops = await _ops(stores, turn, request.sequence, request.changes)
-    ops += prepare_ops(turn, request.outcome, request.closing_events)
+    ops += prepare_ops(turn, outcome, request.closing_events)
     try:
         data_seq = await _apply(stores, turn, request.sequence, ops)
     except TurnfenceError as error:
@@ -85,6 +93,15 @@ async def persist_turn(stores: Stores, request: r.PersistTurnRequest) -> r.Persi
     return r.PersistTurnResponse(
         durability=Durability.PERSISTED, closed=list(done.records), data_seq=data_seq
     )
+
+
+def _ended(outcome: r.Run, run_id: str, conversation_id: str) -> r.Run:
+    """The outcome as this run's: an end, and of no other run."""
+    if outcome.run_state in (None, RunState.RUNNING):
+        raise invalid("outcome.run_state", "must be how the run ended")
+    if outcome.run_id != run_id:
+        raise invalid("outcome.run_id", "must be the run that ends")
+    return msgspec.structs.replace(outcome, conversation_id=conversation_id)
 
 
 async def _pending(stores: Stores, turn: r.TurnRef, data_seq: int) -> r.PersistTurnResponse:
@@ -175,9 +192,7 @@ async def abandon_turn(stores: Stores, request: r.AbandonTurnRequest) -> r.Aband
     """Give a turn up: its end is recorded, its lock freed; the next turn recovers what it flushed.
     Safe to repeat; a run that has ended keeps its end."""
     scope = Scope(request.organ_id, request.conversation_id)
-    outcome = msgspec.structs.replace(
-        request.outcome, run_id=request.run_id, conversation_id=request.conversation_id
-    )
+    outcome = _ended(request.outcome, request.run_id, request.conversation_id)
     ops = given_up_ops(request.run_id, outcome, request.closing_events)
     released = await stores.hot.abandon(
         scope,

@@ -82,8 +82,16 @@ def _check_registration(request: r.RegisterWriteRequest) -> None:
         raise invalid("evidence.side_effect", "must be WRITE")
     if not head.idempotency_key:
         raise invalid("evidence.idempotency_key", "is required")
-    if (head.task_id, head.node_id) != (request.task_id, request.node_id):
-        raise invalid("evidence.task_id", "must be the request's task and node")
+    if head.trace_id != request.turn.run_id:
+        raise invalid("evidence.trace_id", "must be the turn's run")
+    _check_place(head, request.task_id, request.node_id, "evidence")
+
+
+def _check_place(head: r.EvidenceHead, task_id: str, node_id: str, path: str) -> None:
+    if head.task_id != task_id:
+        raise invalid(f"{path}.task_id", "must be the task that it is sent with")
+    if head.node_id != node_id:
+        raise invalid(f"{path}.node_id", "must be the node that it is sent with")
 
 
 def _registration_ops(request: r.RegisterWriteRequest) -> list[Op]:
@@ -161,6 +169,11 @@ async def settle_calls(stores: Stores, request: r.SettleCallsRequest) -> r.Settl
     STATE_FENCED: the evidence stays UNKNOWN for VERIFY. When Redis has it and SQL does not answer,
     the dirty marks bring it to SQL later.
     """
+    for place, asked in enumerate(request.settlements):
+        path = f"settlements[{place}].evidence"
+        if asked.evidence.status is CallStatus.STARTED:
+            raise invalid(f"{path}.status", "must be an outcome")
+        _check_place(asked.evidence, asked.task_id, asked.node_id, path)
     settlements = [_placed(stores, settlement) for settlement in request.settlements]
     ops: list[Op] = []
     for settlement in settlements:

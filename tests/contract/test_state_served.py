@@ -1,0 +1,80 @@
+"""What a state service serves, what it does not, and that it can be asked what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from tests.contract.turns import CALL_SECONDS, StateClient
+from turnfence.errors import Reason
+from turnfence.rpc_errors import from_rpc_error
+from turnfence.state.v1 import history_service_pb2, run_service_pb2, state_pb2
+
+NOT_SERVED = {
+    "StateService": {"Session"},
+    "RunService": {"RequestCancel", "ListRuns", "ListTraceEvents", "ListEvidence", "RecordStreamEnd"},
+    "HistoryService": {
+        *("GetConversation", "ListConversations", "ListMessages", "GetTask", "ListTasks"),
+        "DeleteConversation",
+    },
+}
+
+
+def all_rpcs() -> Iterator[tuple[str, Any]]:
+    for module in (state_pb2, run_service_pb2, history_service_pb2):
+        for service in module.DESCRIPTOR.services_by_name.values():
+            for method in service.methods:
+                yield service.name, method
+
+
+@pytest.mark.parametrize(("service", "method"), list(all_rpcs()), ids=lambda x: getattr(x, "name", x))
+async def test_what_is_not_served_says_so_and_nothing_else_does(
+    state: StateClient, service: str, method: Any
+) -> None:
+    path = f"/turnfence.state.v1.{service}/{method.name}"
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await _call_empty(state.channel, path, method)
+    error = from_rpc_error(caught.value)
+    if method.name in NOT_SERVED[service]:
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert error.reason is Reason.NOT_SERVED
+        assert error.metadata == {"rpc": method.name}
+    else:
+        assert error.reason is Reason.INVALID_REQUEST
+
+
+async def _call_empty(channel: Any, path: str, method: Any) -> None:
+    """The RPC with an empty request; raw bytes are all it takes."""
+    if method.client_streaming:
+        stream: Any = channel.stream_stream(path)(iter([b""]), timeout=CALL_SECONDS)
+        async for _ in stream:
+            pass
+    elif method.server_streaming:
+        async for _ in channel.unary_stream(path)(b"", timeout=CALL_SECONDS):
+            pass
+    else:
+        await channel.unary_unary(path)(b"", timeout=CALL_SECONDS)
+
+
+async def test_health_answers_for_the_server_and_each_service(state: StateClient) -> None:
+    stub: Any = health_pb2_grpc.HealthStub(state.channel)
+    names = {"", *(f"turnfence.state.v1.{service}" for service, _ in all_rpcs())}
+    for name in names:
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=CALL_SECONDS)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING, name
+
+
+async def test_reflection_names_the_services(state: StateClient) -> None:
+    stub: Any = reflection_pb2_grpc.ServerReflectionStub(state.channel)
+    call = stub.ServerReflectionInfo(
+        iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=CALL_SECONDS
+    )
+    answers = [answer async for answer in call]
+    named = {service.name for service in answers[0].list_services_response.service}
+    assert {f"turnfence.state.v1.{service}" for service, _ in all_rpcs()} <= named
+    assert "grpc.health.v1.Health" in named
