@@ -261,8 +261,9 @@ class ClaimKind(StrEnum):
 
 class Claim(msgspec.Struct, frozen=True):
     """Answer of ``claim``. For KNOWN_MESSAGE nothing was written and ``existing`` is the run with
-    its input hash. ``messages`` and ``calls`` are what S1–S3 of turns that never persisted left in
-    SQL (row version above ``row.state_version``); ``unfinished``: runs still RUNNING below ours."""
+    its input hash; without ``existing`` it is another user's. ``messages`` and ``calls`` are what S1–S3
+    of turns that never persisted left in SQL (row version above ``row.state_version``); ``unfinished``:
+    runs still RUNNING below ours."""
 
     kind: ClaimKind
     row: ConversationRow | None = None

@@ -75,10 +75,10 @@ async def claim(
 ) -> Claim:
     """See ``ColdStore.claim``; nothing was written unless it is CLAIMED."""
     known = await sql_runs.by_message(connection, scope.organ_id, start.message_id)
-    if known is not None and known["run_id"] != start.run_id:
-        existing = await sql_runs.run_of(connection, known)
+    if known is not None and not _begins_again(known, start):
         if known["user_id"] != user_id:
-            return Claim(ClaimKind.FORBIDDEN)
+            return Claim(ClaimKind.KNOWN_MESSAGE)  # whose it is and how it went is not this caller's business
+        existing = await sql_runs.run_of(connection, known)
         return Claim(ClaimKind.KNOWN_MESSAGE, existing=existing, existing_hash=known["input_hash"])
     raised = await connection.execute(
         change(
@@ -97,7 +97,14 @@ async def claim(
     assert row is not None
     if known is None:
         await _start_run(connection, scope, user_id, version, start, now_ms)
+    elif known["version"] != version:
+        await sql_runs.move(connection, scope.organ_id, start.run_id, version, now_ms)
     return await _claimed(connection, scope, conversation_row(row), version)
+
+
+def _begins_again(known: Mapping[str, Any], start: RunStart) -> bool:
+    """A begin that is repeated because its answer was lost; one whose run has ended is over."""
+    return bool(known["run_id"] == start.run_id and known["run_state"] == RunState.RUNNING.value)
 
 
 async def _not_raised(

@@ -82,6 +82,14 @@ async def run_of(connection: AsyncConnection, row: Mapping[str, Any]) -> r.Run:
     return sql_rows.from_row(row, r.Run, sql_rows.RUN, durability=durability)
 
 
+async def move(connection: AsyncConnection, organ_id: str, run_id: str, version: int, now_ms: int) -> None:
+    """A run whose begin was repeated after its lease had passed goes on under its new version."""
+    ours = (diagnosis_run.c.run_id == run_id, diagnosis_run.c.run_state == RunState.RUNNING.value)
+    await connection.execute(
+        change(diagnosis_run, organ_id, *ours).values(version=version, update_time=now_ms)
+    )
+
+
 async def end(
     connection: AsyncConnection, scope: Scope, ends: Sequence[RunEnd], now_ms: int, *, only_running: bool
 ) -> None:

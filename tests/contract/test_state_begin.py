@@ -173,7 +173,6 @@ async def test_a_message_id_with_other_content_is_refused(talk: Talk, ended: boo
 
 
 @pytest.mark.parametrize("ended", [False, True], ids=["running", "ended"])
-@pytest.mark.xfail(reason="sql_claim.claim answers FORBIDDEN, as if the conversation were not the caller's")
 async def test_another_users_message_id_is_refused_without_its_run(talk: Talk, ended: bool) -> None:
     """Message ids are unique in the organisation; whose run it is stays unknown."""
     turn = await talk.begin(message_id="m-theirs")
@@ -240,7 +239,6 @@ async def test_C007_a_begin_repeated_by_its_run_id_gets_the_same_answer(talk: Ta
     assert [m.text for m in third.snapshot.dialogue] == ["before", "lost", "working", "after"]
 
 
-@pytest.mark.xfail(reason="sql_claim.claim takes a run that has ended for one that is about to begin")
 async def test_a_begin_repeated_after_its_run_has_ended_never_runs_the_message_twice(talk: Talk) -> None:
     request = talk.request("once")
     turn = await talk.begin_by(request)
