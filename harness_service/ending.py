@@ -91,7 +91,7 @@ def _terminate(scope: TurnScope, end: TurnEnd) -> Termination:
     if end.release is not None and end.release.outcome is not ReleaseOutcome.FAILED:
         scope.lifecycle.succeed()
     else:
-        scope.lifecycle.fail(end.release.reason if end.release else TerminationReason.INTERNAL_FAILURE)
+        scope.lifecycle.end(end.release.reason if end.release else TerminationReason.INTERNAL_FAILURE)
     termination = scope.lifecycle.termination
     assert termination is not None
     return termination

@@ -52,6 +52,10 @@ REASONS_OF_STATE: Mapping[RunState, frozenset[TerminationReason]] = {
     ),
 }
 
+STATE_OF_REASON: Mapping[TerminationReason, RunState] = {
+    reason: state for state, reasons in REASONS_OF_STATE.items() for reason in reasons
+}
+
 GRPC_RESERVE_S = 2.0
 GRPC_RESERVE_SHARE = 0.1
 
@@ -108,6 +112,10 @@ class RunLifecycle:
 
     def fail(self, reason: TerminationReason = TerminationReason.INTERNAL_FAILURE) -> bool:
         return self.finish(RunState.FAILED, reason)
+
+    def end(self, reason: TerminationReason) -> bool:
+        """End the run in the state that the reason belongs to."""
+        return self.finish(STATE_OF_REASON[reason], reason)
 
     def cancel(self, reason: CancelReason) -> bool:
         """End the run for an outside reason, mapped by the table of section 4."""

@@ -142,3 +142,12 @@ def test_remaining() -> None:
     assert RunLifecycle().remaining(5.0) is None
     assert RunLifecycle(deadline=7.0).remaining(5.0) == 2.0
     assert RunLifecycle(deadline=7.0).remaining(9.0) == 0.0
+
+
+@pytest.mark.parametrize("reason", list(TerminationReason))
+def test_every_reason_ends_a_run_in_the_one_state_that_may_have_it(reason: TerminationReason) -> None:
+    run = RunLifecycle()
+    assert run.end(reason)
+    assert run.termination is not None
+    assert reason in REASONS_OF_STATE[run.state]
+    assert not run.end(TerminationReason.COMPLETED)
