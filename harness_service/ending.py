@@ -33,6 +33,7 @@ from turnfence.axes import (
     TraceEventStatus,
     TraceEventType,
     TracePhase,
+    TurnStatus,
 )
 from turnfence.errors import Reason, TurnfenceError
 from turnfence.serving.logs import get_logger
@@ -270,13 +271,12 @@ def _closing_events(
     else:
         reason = FAILURE_REASONS[termination.reason] or FailureReason.INTERNAL
         kinds.append(r.Failure(reason=reason, message=say(FAILURE_REPLY[reason], scope.request.locale)))
-    checkpoint = content.body.checkpoint if content and isinstance(content.body, r.CheckpointPrompt) else None
     kinds.append(
         r.Done(
             release_outcome=run.release_outcome,
             turn_status=run.turn_status,
             usage=run.usage,
-            checkpoint_id=checkpoint.checkpoint_id if checkpoint else "",
+            checkpoint_id=_open_checkpoint_id(scope, run, content),
         )
     )
     return [
@@ -289,6 +289,15 @@ def _closing_events(
         )
         for place, kind in enumerate(kinds, start=1)
     ]
+
+
+def _open_checkpoint_id(scope: TurnScope, run: r.Run, content: r.Content | None) -> str:
+    """What a waiting task waits for: the question just asked, or the one that this turn did not answer."""
+    if content is not None and isinstance(content.body, r.CheckpointPrompt):
+        return content.body.checkpoint.checkpoint_id
+    if run.turn_status is not TurnStatus.WAITING or scope.task is None or scope.task.checkpoint is None:
+        return ""
+    return scope.task.checkpoint.checkpoint_id
 
 
 # --- persist and show -----------------------------------------------------------------------------

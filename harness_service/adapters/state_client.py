@@ -26,7 +26,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.http2.ping_timeout_ms", 10_000),
     # After a restart of the state service the next turn should not wait for a long back-off.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.max_reconnect_backoff_ms", 500),
 )
 
 

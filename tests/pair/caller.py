@@ -159,10 +159,10 @@ class Conversation:
             self.conversation_id = heard.conversation_id
         return heard
 
-    async def act(self, action: ResumeAction, checkpoint_id: str, **given: Any) -> Heard:
+    async def act(self, action: ResumeAction, checkpoint_id: str, text: str = "", **given: Any) -> Heard:
         """Answer a checkpoint's question by its button."""
         value = axes_pb2.ResumeAction.Value(f"RESUME_ACTION_{action.name}")
-        return await self.say("", action=value, checkpoint_id=checkpoint_id, **given)
+        return await self.say(text, action=value, checkpoint_id=checkpoint_id, **given)
 
     async def get_run(self, run_id: str) -> r.Run:
         return await self.caller.get_run(self.principal, run_id)

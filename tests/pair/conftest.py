@@ -1,5 +1,5 @@
-"""The pair as its callers see it: both services as processes over each pair of stores, with a model and a tool
-server that do what a test tells them."""
+"""The pair as its callers see it: both services as processes over each pair of stores, with a model and a
+tool server that do what a test tells them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def shared_rig(stores: Stores, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture
-def rig(shared_rig: Rig) -> Rig:
+async def rig(shared_rig: Rig) -> Rig:
     """The pair, whole, with stand-ins that were told nothing yet."""
-    shared_rig.reset()
+    await shared_rig.reset()
     return shared_rig

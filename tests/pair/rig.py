@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import yaml
 
 from tests.model_server import ModelServer, Reply, evidence_ids
-from tests.pair.caller import Caller, Conversation
+from tests.pair.caller import Caller, Conversation, new_id
 from tests.services import Pair
 from tests.tool_sim import Sim
+from turnfence.errors import Reason, TurnfenceError
 
 TOOL_SECONDS = 2  # a write's own limit; recovery waits for it before it believes "nothing happened"
 
@@ -77,14 +79,28 @@ class Rig:
     tools: Sim
     caller: Caller
 
-    def reset(self) -> None:
-        """Everybody alive; nothing told, nothing remembered."""
-        for service in (self.pair.state, self.pair.harness):
-            if not service.alive:
-                service.start()
+    async def reset(self) -> None:
+        """Everybody alive and in touch; nothing told, nothing remembered."""
+        dead = [service for service in (self.pair.state, self.pair.harness) if not service.alive]
+        for service in dead:
+            service.start()
+        if dead:
+            await self.in_touch()
         self.model.replies = {"semantic_verdict": [{"verdict": "SUPPORTED", "reason": "it is cited"}]}
         self.model.requests.clear()
         self.tools.forget()
+
+    async def in_touch(self) -> None:
+        """Until the harness has found the state service again."""
+        talk = self.talk()
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    await talk.get_run(new_id())
+                except TurnfenceError as error:
+                    if error.reason is Reason.NOT_FOUND:
+                        return
+                await asyncio.sleep(0.02)  # it tries to connect again in its own time
 
     def talk(self, agent_id: str = "reader") -> Conversation:
         return Conversation(self.caller, agent_id=agent_id)
