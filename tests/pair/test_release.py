@@ -46,7 +46,9 @@ def repaired(fact: str) -> Reply:
 
 def cited_in(body: dict[str, Any]) -> str:
     """The evidence id that a repair request names."""
-    return re.findall(r"[0-9a-f]{32}", str(body["messages"]))[0]
+    found = re.search(r"[0-9a-f]{32}", str(body["messages"]))
+    assert found is not None
+    return found.group()
 
 
 @dataclass(frozen=True)
