@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from harness_service.core.display import cut
 from turnfence.axes import IntentType, ReleaseOutcome
-from turnfence.records import Content, DiagnosisReport, PreviousTurn, to_json
+from turnfence.records import Content, DiagnosisReport, PreviousTurn, from_json, to_json
 
 CONTEXT_MAX_CHARS = 4000
 
@@ -27,4 +29,14 @@ def as_context(previous: PreviousTurn | None, max_chars: int = CONTEXT_MAX_CHARS
     """The previous turn as text for a prompt; "" when there is none to use."""
     if previous is None or not previous.published_result:
         return ""
-    return cut(f"{previous.query}\n{previous.published_result}", max_chars)
+    return cut(f"{previous.query}\n{_as_text(previous.published_result)}", max_chars)
+
+
+def _as_text(published: str) -> str:
+    """The conclusion and its facts in words; ids and citations mean nothing to the next turn."""
+    try:
+        report = from_json(published, DiagnosisReport)
+    except msgspec.DecodeError:  # of a release that published another form
+        return published
+    parts = [report.conclusion, *(f"- {fact.text}" for fact in report.facts), *report.recommendations]
+    return "\n".join(parts)

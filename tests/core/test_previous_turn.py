@@ -11,10 +11,12 @@ from turnfence.records import (
     CheckpointPrompt,
     Content,
     DiagnosisReport,
+    Fact,
     Fallback,
     PreviousTurn,
     TaskCheckpoint,
     from_json,
+    to_json,
 )
 
 REPORT = Content(DiagnosisReport("full"), "full")
@@ -37,4 +39,8 @@ def test_context() -> None:
     assert as_context(None) == ""
     assert as_context(PreviousTurn("r", "query", "")) == "", "C112: a fallback is no previous turn"
     assert as_context(PreviousTurn("r", "why?", "because")) == "why?\nbecause"
+    report = DiagnosisReport("It is full.", [Fact("/ is 99 % full", ["e"])], [], ["Free some space."])
+    assert as_context(PreviousTurn("r", "why?", to_json(report))) == (
+        "why?\nIt is full.\n- / is 99 % full\nFree some space."
+    )
     assert len(as_context(PreviousTurn("r", "why?", "x" * 9000))) == 4000
