@@ -139,9 +139,19 @@ class Stores:
     """Another empty database on the same server (or another file) at each call."""
 
 
-@pytest.fixture(scope="session", params=["embedded", "servers"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every pair of stores, one after the other; a deployment has its own, unknown to the tests."""
+    if "stores" in metafunc.fixturenames:
+        deployed = metafunc.config.getoption("--target") or metafunc.config.getoption("--state-target")
+        names = ["deployed"] if deployed else ["embedded", "servers"]
+        metafunc.parametrize("stores", names, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
 def stores(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Stores:
-    """Both pairs, one after the other: {bundled Valkey, SQLite} and {redis-server, MariaDB}."""
+    """{bundled Valkey, SQLite} or {redis-server, MariaDB}."""
+    if request.param == "deployed":
+        return Stores("deployed", "", "", lambda: "")
     if request.param == "embedded":
         valkey: servers.PrivateRedis = request.getfixturevalue("valkey")
         folder = tmp_path_factory.mktemp("sqlite")

@@ -13,19 +13,12 @@ from tests.contract.turns import StateClient, Talk
 from tests.servers import private_folder
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """With a deployment given there are no stores to choose from."""
-    if "stores" in metafunc.fixturenames and metafunc.config.getoption("--state-target"):
-        metafunc.parametrize("stores", [None], ids=["target"], scope="session")
-
-
 @pytest.fixture(scope="session")
-def state_address(state_target: str | None, stores: Stores | None) -> Iterator[str]:
+def state_address(state_target: str | None, stores: Stores) -> Iterator[str]:
     """gRPC target of the state service under test. All tests share it, and use fresh ids."""
     if state_target is not None:
         yield state_target
         return
-    assert stores is not None
     with (
         private_folder() as folder,
         services.state_service(
