@@ -59,6 +59,23 @@ def migrate() -> None:
     typer.echo(f"the schema is at revision {revision}")
 
 
+@app.command()
+def sweep() -> None:
+    """Look once after conversations that nobody comes back to, finish deletions, apply retention."""
+    import asyncio
+
+    import msgspec
+
+    settings = _settings()
+    from state_service import server
+
+    try:
+        swept = asyncio.run(server.sweep_once(settings))
+    except server.CannotServe as error:
+        _fail(str(error), 1)
+    typer.echo(", ".join(f"{name} {count}" for name, count in msgspec.structs.asdict(swept).items()))
+
+
 def _settings(listen: str | None = None) -> Settings:
     """The environment's settings, and logs as they say; bad ones end the process with one message."""
     from state_service.settings import load_settings

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from turnfence import records as r
+from turnfence.axes import StreamState
 
 
 class StoreUnavailable(Exception):
@@ -198,11 +199,19 @@ class HotStore(Protocol):
         """lease.lua: compare-and-extend; brings back the reason of a cancel asked for elsewhere."""
         ...
 
+    async def request_cancel(self, scope: Scope, run_id: str, reason: str) -> bool:
+        """cancel.lua: leave a reason for the run's next heartbeat. False: the run holds no lock."""
+        ...
+
     async def abandon(
         self, scope: Scope, run_id: str, ops: Sequence[Op], *, ttl_ms: int, now_ms: int
     ) -> bool:
         """abandon.lua: if the run still owns the conversation, apply ``ops`` (outbox, events) and
         release its lock; the owner mark stays for the next begin. False: it owns nothing."""
+        ...
+
+    async def bury(self, scope: Scope, doomed: Sequence[str], *, version: int, ttl_ms: int) -> None:
+        """bury.lua: delete state, lock and ``doomed``, and leave a tombstone with at least ``version``."""
         ...
 
     async def read(self, scope: Scope, reads: Sequence[Read]) -> list[Any]:
@@ -231,10 +240,11 @@ class ConversationRow(msgspec.Struct, frozen=True):
     persist_seq: int
     fence_version: int
     deleted: bool
+    updated_at: int | None = None
 
 
 class RunStart(msgspec.Struct, frozen=True):
-    """The run row that the claim creates (RUNNING)."""
+    """The run row that the claim creates (RUNNING). Without ``message_id`` it is a recovery, and no run."""
 
     run_id: str
     message_id: str
@@ -436,3 +446,90 @@ class ColdStore(Protocol):
     async def payload(self, scope: Scope, payload_id: str) -> str | None: ...
 
     async def close(self) -> None: ...
+
+
+# --- the read side --------------------------------------------------------------------------------
+
+# Where a listing goes on: the sort values of the last row it gave. Empty: from the start, or: the end.
+Cursor = tuple[int, ...]
+
+
+class Page(msgspec.Struct, frozen=True):
+    """``size`` rows at most, newest first, after the cursor."""
+
+    size: int
+    after: Cursor = ()
+
+
+class HistoryStore(Protocol):
+    """SQL, read by others than the turn. Each answer is one page and the cursor of the next ("()": none)."""
+
+    async def conversations(
+        self, organ_id: str, user_id: str, page: Page
+    ) -> tuple[list[r.Conversation], Cursor]: ...
+
+    async def messages(self, scope: Scope, page: Page) -> tuple[list[r.DialogueMessage], Cursor]: ...
+
+    async def tasks(self, scope: Scope, page: Page) -> tuple[list[r.TaskMetadata], Cursor]: ...
+
+    async def runs(
+        self, organ_id: str, user_id: str, conversation_id: str, page: Page
+    ) -> tuple[list[r.Run], Cursor]:
+        """The user's runs, of one conversation if it is named."""
+        ...
+
+    async def trace(self, organ_id: str, run_id: str, page: Page) -> tuple[list[r.TraceEvent], Cursor]: ...
+
+    async def evidence(
+        self, organ_id: str, run_id: str, page: Page
+    ) -> tuple[list[r.EvidenceHead], Cursor]: ...
+
+    async def record_stream_end(
+        self, organ_id: str, run_id: str, stream_state: StreamState, last_sequence: int
+    ) -> bool:
+        """How the stream really ended, of a run that has ended; the first one stays. True: recorded."""
+        ...
+
+
+# --- upkeep ---------------------------------------------------------------------------------------
+
+
+class Forgotten(msgspec.Struct, frozen=True):
+    """A conversation that wants care, and whose it is."""
+
+    scope: Scope
+    user_id: str
+    fence_version: int = 0
+
+
+class UpkeepStore(Protocol):
+    """SQL for the sweeper and for deletion: the only methods that look across organisations."""
+
+    async def unfinished(self, before_ms: int, limit: int) -> list[Forgotten]:
+        """Conversations with a run that is RUNNING since before then, oldest first."""
+        ...
+
+    async def aged(self, before_ms: int, limit: int) -> list[Forgotten]:
+        """Conversations whose last turn was before then."""
+        ...
+
+    async def half_erased(self, limit: int) -> list[tuple[Scope, int]]:
+        """Buried conversations of which something may be left, with the version of their tombstone."""
+        ...
+
+    async def bury(self, scope: Scope, user_id: str, now_ms: int) -> int | None:
+        """Mark the row as deleted and move its fence above every turn's, in one step. The tombstone's
+        version, by a repeat too; None: there is no such conversation of this user."""
+        ...
+
+    async def erase_some(self, scope: Scope, limit: int) -> int:
+        """Erase at most ``limit`` rows of a buried conversation; 0: nothing is left but the tombstone."""
+        ...
+
+    async def erased(self, scope: Scope) -> None:
+        """Note that nothing is left."""
+        ...
+
+    async def drop_payloads(self, before_ms: int, limit: int) -> int: ...
+
+    async def drop_traces(self, before_ms: int, limit: int) -> int: ...

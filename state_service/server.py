@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
+import msgspec
 from google.protobuf.internal import api_implementation
 
 from state_service.adapters import redis_hot, sql_engine, sql_migrate
@@ -13,10 +16,13 @@ from state_service.adapters.embedded import EmbeddedRedis, EmbeddedUnavailable
 from state_service.adapters.redis_hot import RedisHot
 from state_service.adapters.sql_cold import SqlCold
 from state_service.adapters.sql_engine import Transactions
+from state_service.adapters.sql_history import SqlHistory
+from state_service.adapters.sql_upkeep import SqlUpkeep
 from state_service.conversation.stores import Stores
+from state_service.conversation.sweep import Swept, sweep
 from state_service.ports import Clock, StoreCorrupt, StoreUnavailable
 from state_service.servicer import HistoryServicer, RunServicer, StateServicer
-from state_service.settings import Settings, rules
+from state_service.settings import Settings, retention, rules
 from turnfence.serving import listening
 from turnfence.serving.logs import get_logger
 from turnfence.serving.process import SystemClock, told_to_stop
@@ -53,7 +59,11 @@ async def serve(settings: Settings, ready_fd: int | None = None) -> None:
     is served; tells ``ready_fd`` (else standard output) the bound address once it is."""
     listening.check_address(settings.state_listen, insecure=settings.insecure)
     refuse_slow_protobuf(api_implementation.Type())
-    async with opened(settings, SystemClock()) as stores, running(stores, settings) as address:
+    async with (
+        opened(settings, SystemClock()) as stores,
+        sweeping(stores, settings),
+        running(stores, settings) as address,
+    ):
         listening.announce(address, ready_fd)
         await told_to_stop()
         _log.info("stopping")
@@ -71,6 +81,15 @@ async def migrate(settings: Settings) -> str:
     return sql_migrate.latest()
 
 
+async def sweep_once(settings: Settings) -> Swept:
+    """One sweep, of what is due now. Raises ``CannotServe``."""
+    async with opened(settings, SystemClock()) as stores:
+        try:
+            return await sweep(stores, retention(settings.retention), batch=settings.sweeper.batch)
+        except StoreUnavailable as error:
+            raise CannotServe(f"a store cannot be reached: {error}") from error
+
+
 def refuse_slow_protobuf(backend: str) -> None:
     """The pure Python backend of protobuf has no limit to how deep a message nests (G6)."""
     if backend == "python":
@@ -86,8 +105,15 @@ def refuse_slow_protobuf(backend: str) -> None:
 @asynccontextmanager
 async def opened(settings: Settings, clock: Clock) -> AsyncIterator[Stores]:
     """Both stores, checked and up to date; closed in the opposite order. Raises ``CannotServe``."""
-    async with _hot(settings) as hot, _cold(settings, clock) as cold:
-        yield Stores(hot=hot, cold=cold, clock=clock, rules=rules(settings.state))
+    async with _hot(settings) as hot, _cold(settings) as cold:
+        yield Stores(
+            hot=hot,
+            cold=SqlCold(cold, clock),
+            history=SqlHistory(cold, clock),
+            upkeep=SqlUpkeep(cold),
+            clock=clock,
+            rules=rules(settings.state),
+        )
 
 
 @asynccontextmanager
@@ -119,7 +145,7 @@ async def _hot(settings: Settings) -> AsyncIterator[RedisHot]:
 
 
 @asynccontextmanager
-async def _cold(settings: Settings, clock: Clock) -> AsyncIterator[SqlCold]:
+async def _cold(settings: Settings) -> AsyncIterator[Transactions]:
     async with _database(settings) as transactions:
         try:
             _refuse(await sql_engine.check_server(transactions))
@@ -133,7 +159,7 @@ async def _cold(settings: Settings, clock: Clock) -> AsyncIterator[SqlCold]:
                 f"the SQL schema is at revision {found or 'none'}, this version works with "
                 f"{sql_migrate.latest()}: run `python -m state_service migrate`"
             )
-        yield SqlCold(transactions, clock)
+        yield transactions
 
 
 @asynccontextmanager
@@ -156,6 +182,33 @@ def _refuse(problems: Sequence[str]) -> None:
         raise CannotServe("\n".join(problems))
 
 
+# --- the sweeper ----------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def sweeping(stores: Stores, settings: Settings) -> AsyncIterator[None]:
+    """Sweeps again and again inside this context. Replicas start at different times, and stay apart."""
+    task = asyncio.create_task(_sweep_for_ever(stores, settings))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def _sweep_for_ever(stores: Stores, settings: Settings) -> None:
+    kept, batch, interval = retention(settings.retention), settings.sweeper.batch, settings.sweeper.interval
+    while True:
+        await asyncio.sleep(interval * random.uniform(0.8, 1.2))  # noqa: S311  jitter
+        try:
+            swept = await sweep(stores, kept, batch=batch)
+        except Exception as error:  # noqa: BLE001 - whatever it was, the next sweep is due all the same
+            _log.warning("sweep_broke_off", error_type=type(error).__name__)
+        else:
+            if swept != Swept(busy=swept.busy):
+                _log.info("swept", **msgspec.structs.asdict(swept))
+
+
 # --- the server -----------------------------------------------------------------------------------
 
 
@@ -172,7 +225,7 @@ async def running(stores: Stores, settings: Settings) -> AsyncIterator[str]:
     )
     state_pb2_grpc.add_StateServiceServicer_to_server(StateServicer(stores), server)
     run_service_pb2_grpc.add_RunServiceServicer_to_server(RunServicer(stores), server)
-    history_service_pb2_grpc.add_HistoryServiceServicer_to_server(HistoryServicer(), server)
+    history_service_pb2_grpc.add_HistoryServiceServicer_to_server(HistoryServicer(stores), server)
     health_servicer = listening.add_health(server)
     if settings.reflection:
         listening.add_reflection(server, SERVICES)

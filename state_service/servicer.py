@@ -15,7 +15,7 @@ import structlog
 from google.protobuf.message import Message
 
 from state_service import wire
-from state_service.conversation import begin, nodes, persist, runs, writes
+from state_service.conversation import begin, erase, history, nodes, persist, runs, writes
 from state_service.conversation.stores import Stores
 from state_service.ports import StoreCorrupt, StoreUnavailable
 from turnfence import records as r
@@ -23,6 +23,7 @@ from turnfence.codec import to_message
 from turnfence.common.v1 import events_pb2, run_pb2
 from turnfence.errors import Reason, TurnfenceError
 from turnfence.state.v1 import (
+    history_service_pb2,
     history_service_pb2_grpc,
     run_service_pb2,
     run_service_pb2_grpc,
@@ -80,14 +81,22 @@ class StateServicer(state_pb2_grpc.StateServiceServicer):
         self, request: state_pb2.BeginTurnRequest, context: object
     ) -> state_pb2.BeginTurnResponse:
         return await answer(
-            self._stores, request, r.BeginTurnRequest, begin.begin_turn, state_pb2.BeginTurnResponse
+            self._stores,
+            request,
+            r.BeginTurnRequest,
+            begin.begin_turn,
+            state_pb2.BeginTurnResponse,
         )
 
     async def OpenNode(
         self, request: state_pb2.OpenNodeRequest, context: object
     ) -> state_pb2.OpenNodeResponse:
         return await answer(
-            self._stores, request, r.OpenNodeRequest, nodes.open_node, state_pb2.OpenNodeResponse
+            self._stores,
+            request,
+            r.OpenNodeRequest,
+            nodes.open_node,
+            state_pb2.OpenNodeResponse,
         )
 
     async def Flush(self, request: state_pb2.FlushRequest, context: object) -> state_pb2.FlushResponse:
@@ -108,7 +117,11 @@ class StateServicer(state_pb2_grpc.StateServiceServicer):
         self, request: state_pb2.SettleCallsRequest, context: object
     ) -> state_pb2.SettleCallsResponse:
         return await answer(
-            self._stores, request, r.SettleCallsRequest, writes.settle_calls, state_pb2.SettleCallsResponse
+            self._stores,
+            request,
+            r.SettleCallsRequest,
+            writes.settle_calls,
+            state_pb2.SettleCallsResponse,
         )
 
     async def ReadPayload(
@@ -126,21 +139,33 @@ class StateServicer(state_pb2_grpc.StateServiceServicer):
         self, request: state_pb2.PersistTurnRequest, context: object
     ) -> state_pb2.PersistTurnResponse:
         return await answer(
-            self._stores, request, r.PersistTurnRequest, persist.persist_turn, state_pb2.PersistTurnResponse
+            self._stores,
+            request,
+            r.PersistTurnRequest,
+            persist.persist_turn,
+            state_pb2.PersistTurnResponse,
         )
 
     async def RenewLease(
         self, request: state_pb2.RenewLeaseRequest, context: object
     ) -> state_pb2.RenewLeaseResponse:
         return await answer(
-            self._stores, request, r.RenewLeaseRequest, persist.renew_lease, state_pb2.RenewLeaseResponse
+            self._stores,
+            request,
+            r.RenewLeaseRequest,
+            persist.renew_lease,
+            state_pb2.RenewLeaseResponse,
         )
 
     async def AbandonTurn(
         self, request: state_pb2.AbandonTurnRequest, context: object
     ) -> state_pb2.AbandonTurnResponse:
         return await answer(
-            self._stores, request, r.AbandonTurnRequest, persist.abandon_turn, state_pb2.AbandonTurnResponse
+            self._stores,
+            request,
+            r.AbandonTurnRequest,
+            persist.abandon_turn,
+            state_pb2.AbandonTurnResponse,
         )
 
     # A coroutine where the contract streams: it is refused before anything is read.
@@ -168,42 +193,133 @@ class RunServicer(run_service_pb2_grpc.RunServiceServicer):
                 async for item in items:
                     yield _watched(item)
 
-    async def RequestCancel(self, request: object, context: object) -> Any:
-        _not_served("RequestCancel")
+    async def RequestCancel(
+        self, request: run_service_pb2.RequestCancelRequest, context: object
+    ) -> run_service_pb2.RequestCancelResponse:
+        return await answer(
+            self._stores,
+            request,
+            r.RequestCancelRequest,
+            history.request_cancel,
+            run_service_pb2.RequestCancelResponse,
+        )
 
-    async def ListRuns(self, request: object, context: object) -> Any:
-        _not_served("ListRuns")
+    async def ListRuns(
+        self, request: run_service_pb2.ListRunsRequest, context: object
+    ) -> run_service_pb2.ListRunsResponse:
+        return await answer(
+            self._stores,
+            request,
+            r.ListRunsRequest,
+            history.list_runs,
+            run_service_pb2.ListRunsResponse,
+        )
 
-    async def ListTraceEvents(self, request: object, context: object) -> Any:
-        _not_served("ListTraceEvents")
+    async def ListTraceEvents(
+        self, request: run_service_pb2.ListTraceEventsRequest, context: object
+    ) -> run_service_pb2.ListTraceEventsResponse:
+        return await answer(
+            self._stores,
+            request,
+            r.ListTraceEventsRequest,
+            history.list_trace_events,
+            run_service_pb2.ListTraceEventsResponse,
+        )
 
-    async def ListEvidence(self, request: object, context: object) -> Any:
-        _not_served("ListEvidence")
+    async def ListEvidence(
+        self, request: run_service_pb2.ListEvidenceRequest, context: object
+    ) -> run_service_pb2.ListEvidenceResponse:
+        return await answer(
+            self._stores,
+            request,
+            r.ListEvidenceRequest,
+            history.list_evidence,
+            run_service_pb2.ListEvidenceResponse,
+        )
 
-    async def RecordStreamEnd(self, request: object, context: object) -> Any:
-        _not_served("RecordStreamEnd")
+    async def RecordStreamEnd(
+        self, request: run_service_pb2.RecordStreamEndRequest, context: object
+    ) -> run_service_pb2.RecordStreamEndResponse:
+        return await answer(
+            self._stores,
+            request,
+            r.RecordStreamEndRequest,
+            history.record_stream_end,
+            run_service_pb2.RecordStreamEndResponse,
+        )
 
 
 class HistoryServicer(history_service_pb2_grpc.HistoryServiceServicer):
-    """The read side of conversations."""
+    """The read side of conversations, and their deletion."""
 
-    async def GetConversation(self, request: object, context: object) -> Any:
-        _not_served("GetConversation")
+    def __init__(self, stores: Stores) -> None:
+        self._stores = stores
 
-    async def ListConversations(self, request: object, context: object) -> Any:
-        _not_served("ListConversations")
+    async def GetConversation(
+        self, request: history_service_pb2.GetConversationRequest, context: object
+    ) -> history_service_pb2.GetConversationResponse:
+        return await answer(
+            self._stores,
+            request,
+            r.GetConversationRequest,
+            history.get_conversation,
+            history_service_pb2.GetConversationResponse,
+        )
 
-    async def ListMessages(self, request: object, context: object) -> Any:
-        _not_served("ListMessages")
+    async def ListConversations(
+        self, request: history_service_pb2.ListConversationsRequest, context: object
+    ) -> history_service_pb2.ListConversationsResponse:
+        return await answer(
+            self._stores,
+            request,
+            r.ListConversationsRequest,
+            history.list_conversations,
+            history_service_pb2.ListConversationsResponse,
+        )
 
-    async def GetTask(self, request: object, context: object) -> Any:
-        _not_served("GetTask")
+    async def ListMessages(
+        self, request: history_service_pb2.ListMessagesRequest, context: object
+    ) -> history_service_pb2.ListMessagesResponse:
+        return await answer(
+            self._stores,
+            request,
+            r.ListMessagesRequest,
+            history.list_messages,
+            history_service_pb2.ListMessagesResponse,
+        )
 
-    async def ListTasks(self, request: object, context: object) -> Any:
-        _not_served("ListTasks")
+    async def GetTask(
+        self, request: history_service_pb2.GetTaskRequest, context: object
+    ) -> history_service_pb2.GetTaskResponse:
+        return await answer(
+            self._stores,
+            request,
+            r.GetTaskRequest,
+            history.get_task,
+            history_service_pb2.GetTaskResponse,
+        )
 
-    async def DeleteConversation(self, request: object, context: object) -> Any:
-        _not_served("DeleteConversation")
+    async def ListTasks(
+        self, request: history_service_pb2.ListTasksRequest, context: object
+    ) -> history_service_pb2.ListTasksResponse:
+        return await answer(
+            self._stores,
+            request,
+            r.ListTasksRequest,
+            history.list_tasks,
+            history_service_pb2.ListTasksResponse,
+        )
+
+    async def DeleteConversation(
+        self, request: history_service_pb2.DeleteConversationRequest, context: object
+    ) -> history_service_pb2.DeleteConversationResponse:
+        return await answer(
+            self._stores,
+            request,
+            r.DeleteConversationRequest,
+            erase.delete_conversation,
+            history_service_pb2.DeleteConversationResponse,
+        )
 
 
 def _not_served(rpc: str) -> NoReturn:

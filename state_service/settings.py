@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from state_service.conversation.stores import Rules
+from state_service.conversation.sweep import Retention
 from state_service.core.changes import Limits
 from state_service.core.drain import Expiries
 from turnfence.serving.settings import (
@@ -71,6 +72,21 @@ class SqlSettings(Group):
     connections: Count = 16
 
 
+class SweeperSettings(Group):
+    """How often conversations that nobody comes back to are looked after (``TURNFENCE_SWEEPER__*``)."""
+
+    interval: Seconds = 30.0  # between two sweeps of ``serve``, give or take a fifth
+    batch: Count = 100  # conversations, or rows of one kind, in one sweep
+
+
+class RetentionSettings(Group):
+    """How long things are kept (``TURNFENCE_RETENTION__*``, such as 365d); unset: for ever."""
+
+    conversations: Seconds | None = None  # since the last turn; then all of it goes, as by DeleteConversation
+    payloads: Seconds | None = None  # full results that were too large for their row
+    traces: Seconds | None = None  # events of the runs' timelines
+
+
 class Settings(ServiceSettings):
     """The state service's settings; build them with ``load_settings``."""
 
@@ -83,6 +99,8 @@ class Settings(ServiceSettings):
     redis: RedisSettings = RedisSettings()
     sql: SqlSettings = SqlSettings()
     state: StateSettings = StateSettings()
+    sweeper: SweeperSettings = SweeperSettings()
+    retention: RetentionSettings = RetentionSettings()
     rpcs: Count = 1000  # at once; above it a call is refused
     drain: Seconds = 10.0  # for calls under way when the process is told to stop
     log: LogSettings = LogSettings()
@@ -135,6 +153,12 @@ def rules(settings: StateSettings) -> Rules:
             events_ms=_ms(settings.events_ttl),
         ),
     )
+
+
+def retention(settings: RetentionSettings) -> Retention:
+    """The same for the sweeper."""
+    spans = (settings.conversations, settings.payloads, settings.traces)
+    return Retention(*(None if span is None else _ms(span) for span in spans))
 
 
 def _ms(seconds: float) -> int:

@@ -80,6 +80,7 @@ RANGES: dict[tuple[type[msgspec.Struct], str], tuple[int, int]] = {
     (r.FlushRequest, "sequence"): (1, _MOST),
     (r.PersistTurnRequest, "sequence"): (1, _MOST),
     (r.WatchEventsRequest, "after_sequence"): (0, _MOST),
+    (r.RecordStreamEndRequest, "last_sequence"): (0, _MOST),
     (r.TurnEvent, "sequence"): (1, _MOST),
     (r.TraceEvent, "sequence"): (1, _MOST),
     (r.TraceEvent, "duration"): (0, _LONGEST),

@@ -49,6 +49,7 @@ from turnfence.axes import CallStatus
 
 OLDEST_SERVER = (6, 2)
 EVENTS_AT_ONCE = 500
+BURY_KEYS_AT_ONCE = 1000  # well below what Lua can unpack, and short enough for others
 HSET_FIELDS_AT_ONCE = 500  # well below what Lua's unpack takes
 
 OWN_KEYS = (keys.STATE, keys.LOCK, keys.DIRTY, keys.OUTBOX, keys.KEYS)  # KEYS[1..5] of all but lease.lua
@@ -79,6 +80,8 @@ FLUSH = _script("ops", "flush")
 REGISTER = _script("ops", "register")
 ABANDON = _script("ops", "abandon")
 LEASE = _script("lease")
+CANCEL = _script("cancel")
+BURY = _script("bury")
 READ = _script("read")
 
 
@@ -393,6 +396,15 @@ class RedisHot(HotStore):
         names = self._names(turn, (keys.LOCK,))
         held, cancel = await self._run(LEASE, names, (turn.run_id, turn.lease_token, lease_ms))
         return Lease(held=held == 1, cancel=_text(cancel))
+
+    async def request_cancel(self, scope: Scope, run_id: str, reason: str) -> bool:
+        return bool(await self._run(CANCEL, self._names(scope, (keys.LOCK,)), (run_id, reason)))
+
+    async def bury(self, scope: Scope, doomed: Sequence[str], *, version: int, ttl_ms: int) -> None:
+        names = self._names(scope, dict.fromkeys((keys.STATE, keys.LOCK, *doomed)))
+        for first in range(2, max(3, len(names)), BURY_KEYS_AT_ONCE):
+            part = [*names[:2], *names[first : first + BURY_KEYS_AT_ONCE]]
+            await self._run(BURY, part, (version, ttl_ms))
 
     async def abandon(
         self, scope: Scope, run_id: str, ops: Sequence[Op], *, ttl_ms: int, now_ms: int

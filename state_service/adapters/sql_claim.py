@@ -40,6 +40,7 @@ def conversation_row(row: Mapping[str, Any]) -> ConversationRow:
         persist_seq=row["persist_seq"],
         fence_version=row["fence_version"],
         deleted=bool(row["delete_flag"]),
+        updated_at=row["update_time"],
     )
 
 
@@ -74,7 +75,9 @@ async def claim(
     connection: AsyncConnection, scope: Scope, user_id: str, version: int, start: RunStart, now_ms: int
 ) -> Claim:
     """See ``ColdStore.claim``; nothing was written unless it is CLAIMED."""
-    known = await sql_runs.by_message(connection, scope.organ_id, start.message_id)
+    known = None
+    if start.message_id:
+        known = await sql_runs.by_message(connection, scope.organ_id, start.message_id)
     if known is not None and not _begins_again(known, start):
         if known["user_id"] != user_id:
             return Claim(ClaimKind.KNOWN_MESSAGE)  # whose it is and how it went is not this caller's business
@@ -95,9 +98,9 @@ async def claim(
             return refused
     row = await find(connection, scope)
     assert row is not None
-    if known is None:
+    if known is None and start.message_id:
         await _start_run(connection, scope, user_id, version, start, now_ms)
-    elif known["version"] != version:
+    elif known is not None and known["version"] != version:
         await sql_runs.move(connection, scope.organ_id, start.run_id, version, now_ms)
     return await _claimed(connection, scope, conversation_row(row), version)
 

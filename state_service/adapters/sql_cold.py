@@ -117,9 +117,12 @@ class SqlCold:
         )
 
     async def append_late_trace(self, scope: Scope, run_id: str, trace: r.TraceEvent) -> None:
-        await self._do.write(
-            lambda connection: sql_runs.trace(connection, scope, 0, [(run_id, trace)], self._clock.now_ms())
-        )
+        async def work(connection: AsyncConnection) -> None:
+            row = await sql_claim.find(connection, scope)
+            if row is not None and not row["delete_flag"]:  # what was erased stays so
+                await sql_runs.trace(connection, scope, 0, [(run_id, trace)], self._clock.now_ms())
+
+        await self._do.write(work)
 
     async def run(self, organ_id: str, user_id: str, run_id: str) -> r.Run | None:
         async def work(connection: AsyncConnection) -> r.Run | None:

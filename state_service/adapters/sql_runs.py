@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from state_service.adapters import sql_rows
@@ -20,7 +21,7 @@ from state_service.adapters.sql_tables import diagnosis_run, run_trace, turn_com
 from state_service.core.hot import decode
 from state_service.ports import RunEnd, Scope
 from turnfence import records as r
-from turnfence.axes import Durability, IntentType, ReleaseOutcome, RunState
+from turnfence.axes import Durability, IntentType, ReleaseOutcome, RunState, StreamState
 from turnfence.records import to_json
 
 # ReleaseOutcome → diagnosis_run.status: processed normally is SUCCESS, with a conclusion or without (12.2).
@@ -79,7 +80,10 @@ async def run_of(connection: AsyncConnection, row: Mapping[str, Any]) -> r.Run:
     if row["run_state"] != RunState.RUNNING.value:
         has_commit = await committed(connection, row["organ_id"], row["run_id"])
         durability = Durability.PERSISTED if has_commit else None
-    return sql_rows.from_row(row, r.Run, sql_rows.RUN, durability=durability)
+    run = sql_rows.from_row(row, r.Run, sql_rows.RUN, durability=durability)
+    if row["stream_end"]:
+        return msgspec.structs.replace(run, stream_state=StreamState(row["stream_end"]))
+    return run
 
 
 async def move(connection: AsyncConnection, organ_id: str, run_id: str, version: int, now_ms: int) -> None:

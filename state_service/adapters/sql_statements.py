@@ -6,7 +6,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Table, UniqueConstraint, Update, and_, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Delete,
+    Select,
+    Table,
+    UniqueConstraint,
+    Update,
+    and_,
+    delete,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.dialects import mysql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -31,6 +43,19 @@ def pick(
 
 def change(table: Table, organ_id: str, *where: ColumnElement[bool], deleted: bool = False) -> Update:
     return update(table).where(scoped(table, organ_id, deleted=deleted), *where)
+
+
+def remove(table: Table, organ_id: str, *where: ColumnElement[bool]) -> Delete:
+    """For good, whether marked as deleted or not."""
+    return delete(table).where(scoped(table, organ_id, deleted=True), *where)
+
+
+def pick_across(
+    table: Table, *where: ColumnElement[bool], columns: Sequence[Any], deleted: bool = False
+) -> Select[Any]:
+    """The one exception, for the sweeper alone: rows of all organisations. ``columns`` name the organisation,
+    and whatever is done with a row is scoped by it again."""
+    return select(table.c.organ_id, *columns).where(table.c.delete_flag == int(deleted), *where)
 
 
 def in_conversation(table: Table, scope: Scope) -> ColumnElement[bool]:

@@ -166,6 +166,7 @@ task_graph_node = _table(
     _ms("started_time"),
     _ms("finished_time"),
     unique=["task_id", "node_id"],
+    indexes=[["conversation_id"]],
 )
 
 task_graph_edge = _table(
@@ -175,6 +176,7 @@ task_graph_edge = _table(
     _id("to_node_id"),
     _code("edge_type"),
     unique=["task_id", "from_node_id", "to_node_id"],
+    indexes=[["conversation_id"]],
 )
 
 task_checkpoint = _table(
@@ -206,6 +208,7 @@ task_resume_record = _table(
     _code("resume_action"),
     _ms("acted_at"),
     unique=["resume_id"],
+    indexes=[["conversation_id"]],
 )
 
 tool_call_record = _table(
@@ -258,6 +261,7 @@ task_node_payload = _table(
     _code("payload_type"),
     _text("payload_data"),
     unique=["payload_id"],
+    indexes=[["conversation_id"]],
 )
 
 diagnosis_run = _table(
@@ -295,11 +299,14 @@ diagnosis_run = _table(
     _number("tool_calls"),
     _ms("started_time"),
     _ms("finished_time"),
+    Column("stream_end", Code, nullable=True),
+    _ms("stream_last_sequence"),
     unique=["run_id"],
     indexes=[
         ["conversation_id", "version"],
         ["conversation_id", "run_state", "version"],
         ["run_state", "started_time"],
+        ["user_id", "started_time"],
     ],
 )
 diagnosis_run.append_constraint(UniqueConstraint("organ_id", "message_id", name="uk_diagnosis_run_message"))
@@ -317,6 +324,7 @@ run_trace = _table(
     _id("evidence_id"),
     _text("attributes"),
     unique=["run_id", "sequence"],
+    indexes=[["conversation_id"]],
 )
 
 turn_commit = _table(
@@ -340,3 +348,10 @@ conversation_entity = _table(
     _number("added_seq"),
     unique=["conversation_id", "entity_type", "entity_id"],
 )
+
+# What the sweeper asks of all organisations at once.
+Index("ix_diagnosis_run_unfinished", diagnosis_run.c.run_state, diagnosis_run.c.started_time)
+Index("ix_chat_conversation_erasing", chat_conversation.c.delete_flag, chat_conversation.c.fence_trace)
+Index("ix_chat_conversation_age", chat_conversation.c.delete_flag, chat_conversation.c.last_message_time)
+Index("ix_task_node_payload_age", task_node_payload.c.create_time)
+Index("ix_run_trace_age", run_trace.c.create_time)

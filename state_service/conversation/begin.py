@@ -10,7 +10,7 @@ import secrets
 
 import msgspec
 
-from state_service.conversation import recover
+from state_service.conversation import recover, runs
 from state_service.conversation.stores import Stores, refused
 from state_service.core.changes import message_ops
 from state_service.core.text import cut
@@ -25,7 +25,7 @@ from state_service.ports import (
     StoreUnavailable,
 )
 from turnfence import records as r
-from turnfence.axes import CheckpointType, DialogueRole, MessageType
+from turnfence.axes import CheckpointType, DialogueRole, MessageType, RunState
 from turnfence.errors import Reason, TurnfenceError
 
 ATTEMPTS = 4  # acquire again when SQL's fence is ahead; load again when the stamp moved
@@ -125,7 +125,7 @@ async def _acquire_and_claim(
             continue
         await stores.hot.undo_acquire(_ref(scope, request, acquired), previous_run=acquired.previous_run)
         if claim.kind is ClaimKind.KNOWN_MESSAGE and claim.existing is not None:
-            return _same_message(claim.existing, claim.existing_hash, request)
+            return await _same_message(stores, claim.existing, claim.existing_hash, request)
         raise _refusal(claim.kind)
     raise TurnfenceError(Reason.CONVERSATION_BUSY, detail="the fence kept moving")
 
@@ -184,16 +184,20 @@ async def _known_or_busy(stores: Stores, request: r.BeginTurnRequest, acquired: 
         run, input_hash, user_id = known
         if user_id != request.user_id:
             raise TurnfenceError(Reason.MESSAGE_ID_REUSED)
-        return _same_message(run, input_hash, request)
+        return await _same_message(stores, run, input_hash, request)
     raise TurnfenceError(
         Reason.CONVERSATION_BUSY, retry_after=max(0.1, min(acquired.busy_for_ms / 1000, 1.0))
     )
 
 
-def _same_message(run: r.Run, input_hash: str, request: r.BeginTurnRequest) -> r.Run:
+async def _same_message(stores: Stores, run: r.Run, input_hash: str, request: r.BeginTurnRequest) -> r.Run:
+    """The run of a message that is known, as far as it has come: one that is prepared has ended, whatever
+    SQL says yet."""
     if input_hash != request.input_hash:
         raise TurnfenceError(Reason.MESSAGE_ID_REUSED)
-    return run
+    if run.run_state is not RunState.RUNNING:
+        return run
+    return await runs.live_run(stores, Scope(request.organ_id, run.conversation_id), run)
 
 
 _REFUSALS = {

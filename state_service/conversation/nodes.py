@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from state_service.conversation.stores import Stores, scope_of
+from state_service.conversation.stores import Stores, check_fence, scope_of
 from state_service.core import hot, keys
 from state_service.core.spill import placeholder_of
 from state_service.ports import Read
@@ -26,7 +26,7 @@ async def open_node(stores: Stores, request: r.OpenNodeRequest) -> r.OpenNodeRes
             Read("LRANGE", keys.DIALOGUE, (0, stores.rules.limits.dialogue_max - 1)),
         ],
     )
-    _check_fence(state, request.turn)
+    check_fence(state, request.turn)
     space = await _resolve_spills(stores, request, hot.node_space(fields, actions))
     evidence = [hot.decode(text, r.EvidenceHead) for text in heads.values()]
     window = [hot.decode(text, r.DialogueMessage) for text in reversed(dialogue)]
@@ -40,15 +40,6 @@ async def open_node(stores: Stores, request: r.OpenNodeRequest) -> r.OpenNodeRes
         evidence=sorted(evidence, key=lambda head: (head.round, head.started_at or 0, head.evidence_id)),
         dialogue=messages,
     )
-
-
-def _check_fence(state: dict[str, str], turn: r.TurnRef) -> None:
-    if not state:
-        raise TurnfenceError(Reason.STATE_LOST)
-    if int(state.get("version") or 0) != turn.version or state.get("lastTraceId") != turn.run_id:
-        raise TurnfenceError(Reason.STATE_FENCED)
-    if int(state.get("dataSeq") or 0) < turn.seen_seq:
-        raise TurnfenceError(Reason.STATE_LOST)
 
 
 async def _resolve_spills(stores: Stores, request: r.OpenNodeRequest, space: r.NodeSpace) -> r.NodeSpace:
@@ -86,7 +77,7 @@ async def read_payload(stores: Stores, request: r.ReadPayloadRequest) -> bytes:
             Read("GET", keys.payload(request.task_id, request.evidence_id)),
         ],
     )
-    _check_fence(state, request.turn)
+    check_fence(state, request.turn)
     if text is None:
         text = await stores.cold.call_payload(scope, request.task_id, request.evidence_id)
     if text is None:

@@ -81,17 +81,22 @@ async def persist_turn(stores: Stores, request: r.PersistTurnRequest) -> r.Persi
     ops += prepare_ops(turn, outcome, request.closing_events)
     try:
         data_seq = await _apply(stores, turn, request.sequence, ops)
+        return await _finish(stores, msgspec.structs.replace(turn, seen_seq=data_seq))
     except TurnfenceError as error:
+        # Fenced by its own end: a repeat, or whoever finished it meanwhile.
         if error.reason is Reason.STATE_FENCED and await stores.cold.committed(turn.organ_id, turn.run_id):
             return r.PersistTurnResponse(durability=Durability.PERSISTED, already_persisted=True)
         raise
-    turn = msgspec.structs.replace(turn, seen_seq=data_seq)
+
+
+async def _finish(stores: Stores, turn: r.TurnRef) -> r.PersistTurnResponse:
+    """Commit and close what is prepared."""
     try:
         done = await drain(stores, turn, closing=True)
     except StoreUnavailable:
-        return await _pending(stores, turn, data_seq)
+        return await _pending(stores, turn, turn.seen_seq)
     return r.PersistTurnResponse(
-        durability=Durability.PERSISTED, closed=list(done.records), data_seq=data_seq
+        durability=Durability.PERSISTED, closed=list(done.records), data_seq=turn.seen_seq
     )
 
 

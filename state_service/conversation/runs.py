@@ -54,7 +54,7 @@ async def watch_events(stores: Stores, request: r.WatchEventsRequest) -> AsyncGe
     scope = Scope(request.organ_id, run.conversation_id)
     cursor = request.after_sequence
     while True:
-        ended = _has_ended(run)
+        ended = has_ended(run)
         found = await stores.hot.wait_events(scope, request.run_id, cursor, block_ms=1 if ended else POLL_MS)
         for sequence, text in found:
             if sequence > cursor + 1:
@@ -75,7 +75,7 @@ async def watch_events(stores: Stores, request: r.WatchEventsRequest) -> AsyncGe
     yield run
 
 
-def _has_ended(run: r.Run) -> bool:
+def has_ended(run: r.Run) -> bool:
     return run.run_state not in (None, RunState.RUNNING)
 
 

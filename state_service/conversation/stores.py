@@ -6,7 +6,16 @@ import msgspec
 
 from state_service.core.changes import Limits
 from state_service.core.drain import Expiries
-from state_service.ports import Applied, Clock, Code, ColdStore, HotStore, Scope
+from state_service.ports import (
+    Applied,
+    Clock,
+    Code,
+    ColdStore,
+    HistoryStore,
+    HotStore,
+    Scope,
+    UpkeepStore,
+)
 from turnfence import records as r
 from turnfence.errors import Reason, TurnfenceError
 
@@ -38,6 +47,8 @@ class Rules(msgspec.Struct, frozen=True):
 class Stores(msgspec.Struct, frozen=True):
     hot: HotStore
     cold: ColdStore
+    history: HistoryStore
+    upkeep: UpkeepStore
     clock: Clock
     rules: Rules
 
@@ -58,3 +69,13 @@ def refused(code: Code) -> TurnfenceError:
     if code is Code.FENCED:
         return TurnfenceError(Reason.STATE_FENCED)
     return TurnfenceError(Reason.STATE_LOST, detail=f"script answered {code.name}")
+
+
+def check_fence(state: dict[str, str], turn: r.TurnRef) -> None:
+    """What a fenced script checks, for a plain read: the state hash is read together with the data."""
+    if not state:
+        raise TurnfenceError(Reason.STATE_LOST)
+    if int(state.get("version") or 0) != turn.version or state.get("lastTraceId") != turn.run_id:
+        raise TurnfenceError(Reason.STATE_FENCED)
+    if int(state.get("dataSeq") or 0) < turn.seen_seq:
+        raise TurnfenceError(Reason.STATE_LOST)

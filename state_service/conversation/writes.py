@@ -12,9 +12,9 @@ import hashlib
 import msgspec
 import structlog
 
-from state_service.conversation.stores import Stores, refused, scope_of, written
+from state_service.conversation.stores import Stores, check_fence, refused, scope_of, written
 from state_service.core import hot, keys
-from state_service.core.changes import consume_ops, dirty, evidence_ops, settlement_ops
+from state_service.core.changes import UNRESOLVED, consume_ops, dirty, evidence_ops, settlement_ops
 from state_service.core.members import evidence as evidence_member
 from state_service.ports import (
     S2,
@@ -23,6 +23,7 @@ from state_service.ports import (
     Found,
     Op,
     Read,
+    S2Result,
     StoreUnavailable,
 )
 from turnfence import records as r
@@ -39,6 +40,9 @@ from turnfence.errors import Reason, TurnfenceError, invalid
 
 log = structlog.get_logger(__name__)
 
+ATTEMPTS = 16  # settle again when another write of the turn came in between
+APPROVAL_TOLERANCE_MS = 60_000  # the caller, by its own clock, found it open just now (D55)
+
 
 async def register_write(stores: Stores, request: r.RegisterWriteRequest) -> r.RegisterWriteResponse:
     """S2: PROCEED (call the tool now), REUSED (it was done), BLOCKED (its outcome is not known).
@@ -49,6 +53,7 @@ async def register_write(stores: Stores, request: r.RegisterWriteRequest) -> r.R
     """
     head = request.evidence
     _check_registration(request)
+    await _check_approval(stores, request)
     field = keys.write_field(head.tool_name, head.idempotency_key)
     registered = await stores.hot.register_write(
         request.turn,
@@ -62,7 +67,7 @@ async def register_write(stores: Stores, request: r.RegisterWriteRequest) -> r.R
         return await _answer_found(stores, request, registered.found, registered.data_seq)
     if registered.code not in (Code.APPLIED, Code.ALREADY):
         raise refused(registered.code)
-    cold = await stores.cold.register_call(request.turn, head, request.request_json)
+    cold = await _register_cold(stores, request)
     if cold.kind is S2.FENCED:
         raise TurnfenceError(Reason.STATE_FENCED)
     if cold.kind is S2.DUPLICATE:
@@ -92,6 +97,52 @@ def _check_place(head: r.EvidenceHead, task_id: str, node_id: str, path: str) ->
         raise invalid(f"{path}.task_id", "must be the task that it is sent with")
     if head.node_id != node_id:
         raise invalid(f"{path}.node_id", "must be the node that it is sent with")
+
+
+async def _check_approval(stores: Stores, request: r.RegisterWriteRequest) -> None:
+    """The approval that is used up is open, is for this very write, and has not expired (D52, D55). Only this
+    turn can change it meanwhile. A repeat finds its evidence registered, and the approval gone."""
+    consume, head = request.consume_checkpoint, request.evidence
+    if consume is None:
+        return
+    state, text, registered = await stores.hot.read(
+        scope_of(request.turn),
+        [
+            Read("HGETALL", keys.STATE),
+            Read("GET", keys.checkpoint(consume.task_id)),
+            Read("HGET", keys.evidence(head.task_id, head.node_id), (head.evidence_id,)),
+        ],
+    )
+    check_fence(state, request.turn)
+    if registered:
+        return
+    checkpoint = hot.decode(text, r.TaskCheckpoint) if text else None
+    if checkpoint is None or checkpoint.checkpoint_id != consume.checkpoint_id:
+        raise TurnfenceError(Reason.ARGS_HASH_MISMATCH, detail="the approval is not open")
+    pending = checkpoint.pending_action
+    if pending is None or (pending.tool_name, pending.args_hash) != (head.tool_name, head.args_hash):
+        raise TurnfenceError(Reason.ARGS_HASH_MISMATCH)
+    if stores.clock.now_ms() > (checkpoint.expires_at or stores.clock.now_ms()) + APPROVAL_TOLERANCE_MS:
+        raise TurnfenceError(Reason.APPROVAL_EXPIRED)
+
+
+async def _register_cold(stores: Stores, request: r.RegisterWriteRequest) -> S2Result:
+    """S2, the SQL half. A write that bars it there but is settled in Redis is brought to SQL first: the
+    settled state wins, whichever side has it."""
+    turn, head = request.turn, request.evidence
+    registered = await stores.cold.register_call(turn, head, request.request_json)
+    found = registered.head
+    if registered.kind is not S2.DUPLICATE or found is None:
+        return registered
+    (text,) = await stores.hot.read(
+        scope_of(turn), [Read("HGET", keys.evidence(found.task_id, found.node_id), (found.evidence_id,))]
+    )
+    known = hot.decode(text, r.EvidenceHead) if text else found
+    if found.status not in UNRESOLVED or known.status in UNRESOLVED:
+        return registered
+    if not await stores.cold.settle_calls(turn, [ColdCall(head=known, request_json="", payload_json="")]):
+        return S2Result(S2.FENCED)
+    return await stores.cold.register_call(turn, head, request.request_json)
 
 
 def _registration_ops(request: r.RegisterWriteRequest) -> list[Op]:
@@ -175,16 +226,8 @@ async def settle_calls(stores: Stores, request: r.SettleCallsRequest) -> r.Settl
             raise invalid(f"{path}.status", "must be an outcome")
         _check_place(asked.evidence, asked.task_id, asked.node_id, path)
     settlements = [_placed(stores, settlement) for settlement in request.settlements]
-    ops: list[Op] = []
-    for settlement in settlements:
-        size = len(settlement.payload_json.encode())
-        ops += settlement_ops(settlement, payload_in_redis=size <= stores.rules.payload_redis_max_bytes)
     try:
-        data_seq = written(
-            await stores.hot.apply(
-                request.turn, ops, ttl_ms=stores.rules.ttl_ms, now_ms=stores.clock.now_ms()
-            )
-        )
+        settlements, data_seq = await _settle_hot(stores, request.turn, settlements)
         calls = [
             ColdCall(head=s.evidence, request_json=s.request_json, payload_json=s.payload_json)
             for s in settlements
@@ -196,6 +239,46 @@ async def settle_calls(stores: Stores, request: r.SettleCallsRequest) -> r.Settl
             await _note_late(stores, request)
         raise
     return r.SettleCallsResponse(evidence=[s.evidence for s in settlements], data_seq=data_seq)
+
+
+async def _settle_hot(
+    stores: Stores, turn: r.TurnRef, settlements: list[r.Settlement]
+) -> tuple[list[r.Settlement], int]:
+    """The settlements that count, in Redis, and the data sequence. What is settled stays settled: a late one
+    that says something else must not open a write again, or bar it, or give it another answer."""
+    reads = [Read("HGETALL", keys.STATE)]
+    reads += [
+        Read("HGET", keys.evidence(s.task_id, s.node_id), (s.evidence.evidence_id,)) for s in settlements
+    ]
+    for _ in range(ATTEMPTS):
+        state, *texts = await stores.hot.read(scope_of(turn), reads)
+        check_fence(state, turn)
+        known = [hot.decode(text, r.EvidenceHead) if text else None for text in texts]
+        counting = [_first(new, old) for new, old in zip(settlements, known, strict=True)]
+        ops: list[Op] = []
+        for settlement, old in zip(counting, known, strict=True):
+            if old is None or old.status in UNRESOLVED:
+                size = len(settlement.payload_json.encode())
+                in_redis = size <= stores.rules.payload_redis_max_bytes
+                ops += settlement_ops(settlement, payload_in_redis=in_redis)
+        stamp = int(state.get("dataVersion") or 0), int(state.get("dataSeq") or 0)
+        if not ops:
+            return counting, stamp[1]
+        applied = await stores.hot.apply(
+            turn, ops, ttl_ms=stores.rules.ttl_ms, now_ms=stores.clock.now_ms(), stamp=stamp
+        )
+        if applied.code is not Code.GAP:
+            return counting, written(applied)
+    raise StoreUnavailable("the conversation's data kept moving")
+
+
+def _first(new: r.Settlement, old: r.EvidenceHead | None) -> r.Settlement:
+    """The new settlement, or the old one if there is one. Then only a payload that Redis does not hold is
+    given to SQL once more: the first try may have died before."""
+    if old is None or old.status in UNRESOLVED:
+        return new
+    again = old.payload_id and old == new.evidence
+    return msgspec.structs.replace(new, evidence=old, payload_json=new.payload_json if again else "")
 
 
 def _placed(stores: Stores, settlement: r.Settlement) -> r.Settlement:

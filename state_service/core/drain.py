@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from state_service.core import hot, keys, members
-from state_service.core.changes import Limits, Outcome
+from state_service.core.changes import Limits, Outcome, Unresolved
 from state_service.core.hot import HotTask, decode
 from state_service.ports import Op, OpName, PersistBatch, Read, RunEnd
 from turnfence import records as r
@@ -30,6 +30,7 @@ class Pending(msgspec.Struct, frozen=True):
     outbox: dict[str, str]
     shared: dict[str, r.Sourced]
     listed: frozenset[str]
+    unresolved: tuple[Unresolved, ...]
 
     @property
     def data_version(self) -> int:
@@ -46,17 +47,19 @@ PENDING_READS = (
     Read("HGETALL", keys.OUTBOX),
     Read("HGETALL", keys.SHARED),
     Read("SMEMBERS", keys.KEYS),
+    Read("HGETALL", keys.UNRESOLVED),
 )
 
 
 def pending(raw: Sequence[Any]) -> Pending:
-    state, dirty, outbox, shared, listed = raw
+    state, dirty, outbox, shared, listed, unresolved = raw
     return Pending(
         state=state,
         dirty=dict(dirty),
         outbox=outbox,
         shared=hot.decode_map(shared, r.Sourced),
         listed=frozenset(listed),
+        unresolved=tuple(hot.decode_map(unresolved, Unresolved).values()),
     )
 
 
@@ -249,15 +252,19 @@ class Expiries(msgspec.Struct, frozen=True):
 
 def close_ops(pending: Pending, values: Values, limits: Limits, expiries: Expiries) -> list[Op]:
     """Clean what was drained, file closed tasks as records and delete their groups, let the rest
-    expire. Members that changed since keep their mark, and then nothing of theirs is deleted."""
+    expire. Members that changed since keep their mark, and then nothing of theirs is deleted. The heads of
+    writes of unknown outcome stay: VERIFY needs them after their task, too."""
     ops: list[Op] = []
     closed = closed_tasks(values)
+    kept = {keys.evidence(write.task_id, write.node_id) for write in pending.unresolved}
     for task_id, task in closed.items():
         if task.record is not None:
             ops.append(
                 Op(OpName.LPUSH_TRIM, key=keys.RECORDS, value=to_json(task.record), number=limits.records_max)
             )
-        ops += [Op(OpName.DEL, key=key) for key in sorted(pending.listed) if keys.is_of_task(key, task_id)]
+        ops += [
+            Op(OpName.DEL, key=key) for key in sorted(pending.listed - kept) if keys.is_of_task(key, task_id)
+        ]
     if pending.state.get("activeTaskId") in closed:
         ops.append(Op(OpName.HSET, key=keys.STATE, field="activeTaskId", value=""))
     ops += [Op(OpName.CLEAN, field=member, number=pending.data_seq) for member in sorted(pending.dirty)]

@@ -17,11 +17,8 @@ from turnfence.state.v1 import history_service_pb2, run_service_pb2, state_pb2
 
 NOT_SERVED = {
     "StateService": {"Session"},
-    "RunService": {"RequestCancel", "ListRuns", "ListTraceEvents", "ListEvidence", "RecordStreamEnd"},
-    "HistoryService": {
-        *("GetConversation", "ListConversations", "ListMessages", "GetTask", "ListTasks"),
-        "DeleteConversation",
-    },
+    "RunService": set(),
+    "HistoryService": set(),
 }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from tests.contract.turns import NOW, Turn, hash_of, new_id
+from tests.contract.turns import NOW, Talk, Turn, hash_of, new_id
 from turnfence import records as r
 from turnfence.axes import (
     CallStatus,
@@ -135,6 +135,30 @@ def done(head: r.EvidenceHead, **changed: Any) -> r.EvidenceHead:
     """A write that had its effect."""
     given = {"status": CallStatus.SUCCESS, "business_ok": True, "finished_at": NOW + 9, "duration": 9}
     return msgspec.structs.replace(head, **(given | changed))
+
+
+def ended(head: r.EvidenceHead, status: CallStatus, **changed: Any) -> r.EvidenceHead:
+    """A call that ended in another way than by its effect."""
+    return msgspec.structs.replace(head, status=status, finished_at=NOW + 9, **changed)
+
+
+async def at_work(talk: Talk, **given: Any) -> tuple[Turn, Work]:
+    """A turn with an open task."""
+    turn, work = await talk.begin(**given), Work()
+    await turn.flush(*work.opened())
+    return turn, work
+
+
+async def heads_of(turn: Turn, work: Work) -> dict[str, r.EvidenceHead]:
+    """The evidence of the task's node, by its id."""
+    opened = await turn.open_node(work.task_id, work.node_id)
+    return {head.evidence_id: head for head in opened.evidence}
+
+
+async def next_turn(turn: Turn, work: Work) -> Turn:
+    """The turn ends with its task suspended, and another begins."""
+    await turn.persist(*work.suspended())
+    return await turn.talk.begin("go on")
 
 
 def sourced(value_json: str, kind: SourceType = SourceType.MODEL, ref: str = "") -> r.Sourced:

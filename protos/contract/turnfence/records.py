@@ -789,3 +789,137 @@ def to_json(record: Any) -> str:
 def from_json(text: str | bytes, kind: type[R]) -> R:
     """Read storage JSON; raises ``msgspec.ValidationError`` on anything of another shape."""
     return msgspec.json.decode(text, type=kind)
+
+
+class RequestCancelRequest(Record):
+    organ_id: str
+    user_id: str
+    run_id: str
+    reason: CancelReason | None = None
+
+
+class RequestCancelResponse(Record):
+    run: Run
+
+
+class RecordStreamEndRequest(Record):
+    organ_id: str
+    user_id: str
+    run_id: str
+    stream_state: StreamState | None = None
+    last_sequence: int = 0
+
+
+class RecordStreamEndResponse(Record):
+    recorded: bool
+
+
+class ListRunsRequest(Record):
+    organ_id: str
+    user_id: str
+    conversation_id: str = ""
+    page_size: int = 0
+    page_token: str = ""
+
+
+class ListRunsResponse(Record):
+    runs: list[Run]
+    next_page_token: str = ""
+
+
+class ListTraceEventsRequest(Record):
+    organ_id: str
+    user_id: str
+    run_id: str
+    page_size: int = 0
+    page_token: str = ""
+
+
+class ListTraceEventsResponse(Record):
+    events: list[TraceEvent]
+    next_page_token: str = ""
+
+
+class ListEvidenceRequest(Record):
+    organ_id: str
+    user_id: str
+    run_id: str
+    page_size: int = 0
+    page_token: str = ""
+
+
+class ListEvidenceResponse(Record):
+    evidence: list[EvidenceHead]
+    next_page_token: str = ""
+
+
+# --- HistoryService -------------------------------------------------------------------------------
+
+
+class GetConversationRequest(Record):
+    organ_id: str
+    user_id: str
+    conversation_id: str
+
+
+class GetConversationResponse(Record):
+    conversation: Conversation
+
+
+class ListConversationsRequest(Record):
+    organ_id: str
+    user_id: str
+    page_size: int = 0
+    page_token: str = ""
+
+
+class ListConversationsResponse(Record):
+    conversations: list[Conversation]
+    next_page_token: str = ""
+
+
+class ListMessagesRequest(Record):
+    organ_id: str
+    user_id: str
+    conversation_id: str
+    page_size: int = 0
+    page_token: str = ""
+
+
+class ListMessagesResponse(Record):
+    messages: list[DialogueMessage]
+    next_page_token: str = ""
+
+
+class GetTaskRequest(Record):
+    organ_id: str
+    user_id: str
+    conversation_id: str
+    task_id: str
+
+
+class GetTaskResponse(Record):
+    task: TaskState
+
+
+class ListTasksRequest(Record):
+    organ_id: str
+    user_id: str
+    conversation_id: str
+    page_size: int = 0
+    page_token: str = ""
+
+
+class ListTasksResponse(Record):
+    tasks: list[TaskMetadata]
+    next_page_token: str = ""
+
+
+class DeleteConversationRequest(Record):
+    organ_id: str
+    user_id: str
+    conversation_id: str
+
+
+class DeleteConversationResponse(Record):
+    pass
