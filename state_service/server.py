@@ -216,6 +216,7 @@ async def _sweep_for_ever(stores: Stores, settings: Settings) -> None:
 async def running(stores: Stores, settings: Settings) -> AsyncIterator[str]:
     """A server that serves inside this context and yields its bound address. Leaving it drains: health says
     NOT_SERVING and no call is taken any more, calls under way get ``settings.drain`` seconds."""
+    closing = asyncio.Event()
     server = grpc.aio.server(
         interceptors=[ErrorEdge()],
         options=listening.server_options(
@@ -223,7 +224,7 @@ async def running(stores: Stores, settings: Settings) -> AsyncIterator[str]:
         ),
         maximum_concurrent_rpcs=settings.rpcs,
     )
-    state_pb2_grpc.add_StateServiceServicer_to_server(StateServicer(stores), server)
+    state_pb2_grpc.add_StateServiceServicer_to_server(StateServicer(stores, closing), server)
     run_service_pb2_grpc.add_RunServiceServicer_to_server(RunServicer(stores), server)
     history_service_pb2_grpc.add_HistoryServiceServicer_to_server(HistoryServicer(stores), server)
     health_servicer = listening.add_health(server)
@@ -237,4 +238,5 @@ async def running(stores: Stores, settings: Settings) -> AsyncIterator[str]:
         yield address
     finally:
         await health_servicer.enter_graceful_shutdown()
+        closing.set()
         await server.stop(settings.drain)

@@ -1,14 +1,13 @@
 """The RPCs: check, call, map back. Every line of behaviour is in ``conversation``; every error becomes
 a status in ``turnfence.serving.rpc_edge``.
-
-What this version does not serve answers UNIMPLEMENTED (NOT_SERVED), and nothing else does.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import structlog
@@ -18,6 +17,7 @@ from state_service import wire
 from state_service.conversation import begin, erase, history, nodes, persist, runs, writes
 from state_service.conversation.stores import Stores
 from state_service.ports import StoreCorrupt, StoreUnavailable
+from state_service.session import Session
 from turnfence import records as r
 from turnfence.codec import to_message
 from turnfence.common.v1 import events_pb2, run_pb2
@@ -71,58 +71,67 @@ async def answer(
         return to_message(await step(stores, record), response)
 
 
-class StateServicer(state_pb2_grpc.StateServiceServicer):
-    """The write path of one turn."""
+# The unary steps of the write path, by their names in a Session: its record, what does it, its response.
+WRITE_PATH: Mapping[str, tuple[type[Any], Step[Any, Any], type[Any]]] = {
+    "begin_turn": (r.BeginTurnRequest, begin.begin_turn, state_pb2.BeginTurnResponse),
+    "open_node": (r.OpenNodeRequest, nodes.open_node, state_pb2.OpenNodeResponse),
+    "flush": (r.FlushRequest, persist.flush, state_pb2.FlushResponse),
+    "register_write": (r.RegisterWriteRequest, writes.register_write, state_pb2.RegisterWriteResponse),
+    "settle_calls": (r.SettleCallsRequest, writes.settle_calls, state_pb2.SettleCallsResponse),
+    "persist_turn": (r.PersistTurnRequest, persist.persist_turn, state_pb2.PersistTurnResponse),
+    "renew_lease": (r.RenewLeaseRequest, persist.renew_lease, state_pb2.RenewLeaseResponse),
+    "abandon_turn": (r.AbandonTurnRequest, persist.abandon_turn, state_pb2.AbandonTurnResponse),
+}
 
-    def __init__(self, stores: Stores) -> None:
+
+class StateServicer(state_pb2_grpc.StateServiceServicer):
+    """The write path of one turn. ``closing``, once set, ends the sessions."""
+
+    def __init__(self, stores: Stores, closing: asyncio.Event) -> None:
         self._stores = stores
+        self._closing = closing
+
+    async def _answer(self, name: str, request: Message) -> Any:
+        kind, step, response = WRITE_PATH[name]
+        return await answer(self._stores, request, kind, step, response)
 
     async def BeginTurn(
         self, request: state_pb2.BeginTurnRequest, context: object
     ) -> state_pb2.BeginTurnResponse:
-        return await answer(
-            self._stores,
-            request,
-            r.BeginTurnRequest,
-            begin.begin_turn,
-            state_pb2.BeginTurnResponse,
-        )
+        return cast("state_pb2.BeginTurnResponse", await self._answer("begin_turn", request))
 
     async def OpenNode(
         self, request: state_pb2.OpenNodeRequest, context: object
     ) -> state_pb2.OpenNodeResponse:
-        return await answer(
-            self._stores,
-            request,
-            r.OpenNodeRequest,
-            nodes.open_node,
-            state_pb2.OpenNodeResponse,
-        )
+        return cast("state_pb2.OpenNodeResponse", await self._answer("open_node", request))
 
     async def Flush(self, request: state_pb2.FlushRequest, context: object) -> state_pb2.FlushResponse:
-        return await answer(self._stores, request, r.FlushRequest, persist.flush, state_pb2.FlushResponse)
+        return cast("state_pb2.FlushResponse", await self._answer("flush", request))
 
     async def RegisterWrite(
         self, request: state_pb2.RegisterWriteRequest, context: object
     ) -> state_pb2.RegisterWriteResponse:
-        return await answer(
-            self._stores,
-            request,
-            r.RegisterWriteRequest,
-            writes.register_write,
-            state_pb2.RegisterWriteResponse,
-        )
+        return cast("state_pb2.RegisterWriteResponse", await self._answer("register_write", request))
 
     async def SettleCalls(
         self, request: state_pb2.SettleCallsRequest, context: object
     ) -> state_pb2.SettleCallsResponse:
-        return await answer(
-            self._stores,
-            request,
-            r.SettleCallsRequest,
-            writes.settle_calls,
-            state_pb2.SettleCallsResponse,
-        )
+        return cast("state_pb2.SettleCallsResponse", await self._answer("settle_calls", request))
+
+    async def PersistTurn(
+        self, request: state_pb2.PersistTurnRequest, context: object
+    ) -> state_pb2.PersistTurnResponse:
+        return cast("state_pb2.PersistTurnResponse", await self._answer("persist_turn", request))
+
+    async def RenewLease(
+        self, request: state_pb2.RenewLeaseRequest, context: object
+    ) -> state_pb2.RenewLeaseResponse:
+        return cast("state_pb2.RenewLeaseResponse", await self._answer("renew_lease", request))
+
+    async def AbandonTurn(
+        self, request: state_pb2.AbandonTurnRequest, context: object
+    ) -> state_pb2.AbandonTurnResponse:
+        return cast("state_pb2.AbandonTurnResponse", await self._answer("abandon_turn", request))
 
     async def ReadPayload(
         self, request: state_pb2.ReadPayloadRequest, context: object
@@ -135,42 +144,13 @@ class StateServicer(state_pb2_grpc.StateServiceServicer):
                 chunk=data[start : start + wire.CHUNK_BYTES], total_bytes=len(data)
             )
 
-    async def PersistTurn(
-        self, request: state_pb2.PersistTurnRequest, context: object
-    ) -> state_pb2.PersistTurnResponse:
-        return await answer(
-            self._stores,
-            request,
-            r.PersistTurnRequest,
-            persist.persist_turn,
-            state_pb2.PersistTurnResponse,
-        )
-
-    async def RenewLease(
-        self, request: state_pb2.RenewLeaseRequest, context: object
-    ) -> state_pb2.RenewLeaseResponse:
-        return await answer(
-            self._stores,
-            request,
-            r.RenewLeaseRequest,
-            persist.renew_lease,
-            state_pb2.RenewLeaseResponse,
-        )
-
-    async def AbandonTurn(
-        self, request: state_pb2.AbandonTurnRequest, context: object
-    ) -> state_pb2.AbandonTurnResponse:
-        return await answer(
-            self._stores,
-            request,
-            r.AbandonTurnRequest,
-            persist.abandon_turn,
-            state_pb2.AbandonTurnResponse,
-        )
-
-    # A coroutine where the contract streams: it is refused before anything is read.
-    async def Session(self, request_iterator: object, context: object) -> Any:  # type: ignore[override]
-        _not_served("Session")
+    async def Session(
+        self, request_iterator: AsyncIterator[state_pb2.SessionRequest], context: object
+    ) -> AsyncIterator[state_pb2.SessionResponse]:
+        session = Session(self._answer, self._closing)
+        async with aclosing(session.run(request_iterator)) as responses:
+            async for response in responses:
+                yield response
 
 
 class RunServicer(run_service_pb2_grpc.RunServiceServicer):
@@ -320,10 +300,6 @@ class HistoryServicer(history_service_pb2_grpc.HistoryServiceServicer):
             erase.delete_conversation,
             history_service_pb2.DeleteConversationResponse,
         )
-
-
-def _not_served(rpc: str) -> NoReturn:
-    raise TurnfenceError(Reason.NOT_SERVED, metadata={"rpc": rpc})
 
 
 async def _get_run(stores: Stores, request: r.GetRunRequest) -> r.GetRunResponse:

@@ -144,7 +144,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "stores" in metafunc.fixturenames:
         deployed = metafunc.config.getoption("--target") or metafunc.config.getoption("--state-target")
         names = ["deployed"] if deployed else ["embedded", "servers"]
-        metafunc.parametrize("stores", names, indirect=True, scope="session")
+        if "transport" not in metafunc.fixturenames:
+            metafunc.parametrize("stores", names, indirect=True, scope="session")
+            return
+        pairs = [*((name, "unary") for name in names), (names[0], "session")]
+        ids = ["-".join(pair) for pair in pairs]
+        metafunc.parametrize(("stores", "transport"), pairs, ids=ids, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def transport(request: pytest.FixtureRequest) -> str:
+    """How the write path travels: ``unary`` calls, or one ``session``."""
+    value: str = request.param
+    return value
 
 
 @pytest.fixture(scope="session")

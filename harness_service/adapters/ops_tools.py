@@ -14,23 +14,38 @@ import secrets
 import socket
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import psutil
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
-from pydantic import BaseModel, Field
-
-server = MCPServer("turnfence-ops", log_level="ERROR")
+from mcp.server.mcpserver.tools import Tool
+from pydantic import BaseModel, Field, create_model
 
 IDEMPOTENCY_META = "turnfence/idempotency-key"
 _LOG_BYTES_MAX = 8 * 1024 * 1024  # how much of a log's end is searched
 _LINE_CHARS_MAX = 400
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+_TOOLS: list[Tool] = []
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _tool(function: F) -> F:
+    """Offer a function as a tool that refuses what is no argument of it: a misspelt filter, if it were
+    dropped, would find everything."""
+    tool = Tool.from_function(function)
+    loose = tool.fn_metadata.arg_model
+    strict = create_model(loose.__name__, __base__=loose, __cls_kwargs__={"extra": "forbid"})
+    tool.fn_metadata.arg_model = strict
+    tool.parameters = strict.model_json_schema()
+    _TOOLS.append(tool)
+    return function
+
 
 Limit = Annotated[int, Field(ge=1, le=100, description="How many to return at most.")]
 
@@ -108,7 +123,7 @@ class Tickets(BaseModel):
     items: list[Ticket]
 
 
-@server.tool()
+@_tool
 def cpu_load() -> CpuLoad:
     """How busy this host's processors are."""
     one, five, fifteen = psutil.getloadavg()
@@ -121,7 +136,7 @@ def cpu_load() -> CpuLoad:
     )
 
 
-@server.tool()
+@_tool
 def memory_usage() -> MemoryUsage:
     """How much of this host's memory is used."""
     memory = psutil.virtual_memory()
@@ -133,7 +148,7 @@ def memory_usage() -> MemoryUsage:
     )
 
 
-@server.tool()
+@_tool
 def disk_usage() -> DiskUsage:
     """How full this host's file systems are."""
     found: dict[str, FileSystem] = {}
@@ -158,7 +173,7 @@ def _usage(path: str) -> FileSystem | None:
     return FileSystem(path=path, percent=usage.percent, total_bytes=usage.total, free_bytes=usage.free)
 
 
-@server.tool()
+@_tool
 def top_processes(limit: Limit = 5, by: Literal["cpu", "memory"] = "cpu") -> Processes:
     """The processes of this host that use most processor time or memory."""
     running = list(psutil.process_iter())
@@ -184,7 +199,7 @@ def _measured(process: psutil.Process) -> Process | None:
         return None
 
 
-@server.tool()
+@_tool
 def search_log(
     path: Annotated[str, Field(description="Whole path of the log file.", max_length=1000)],
     pattern: Annotated[str, Field(description="Plain text to look for; case counts not.", max_length=200)],
@@ -216,7 +231,7 @@ def _log_file(path: str) -> Path:
     return file
 
 
-@server.tool()
+@_tool
 def check_port(
     port: Annotated[int, Field(ge=1, le=65535)],
     host: Annotated[str, Field(description="This host: 127.0.0.1, localhost or ::1.")] = "127.0.0.1",
@@ -231,7 +246,7 @@ def check_port(
         return PortState(host=host, port=port, open=False)
 
 
-@server.tool()
+@_tool
 def create_ticket(
     context: Context,
     title: Annotated[str, Field(min_length=1, max_length=200)],
@@ -258,7 +273,7 @@ def _idempotency_key(context: Context) -> str:
     return str(dict(meta).get(IDEMPOTENCY_META, ""))
 
 
-@server.tool()
+@_tool
 def find_ticket(
     title: Annotated[str, Field(max_length=200)] = "",
     id: Annotated[str, Field(max_length=64)] = "",  # noqa: A002  the name that callers use
@@ -302,6 +317,10 @@ def _tickets() -> Iterator[sqlite3.Connection]:
         yield connection
 
 
+def _server() -> MCPServer:
+    return MCPServer("turnfence-ops", log_level="ERROR", tools=_TOOLS)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
@@ -309,9 +328,9 @@ def main() -> None:
     )
     port = parser.parse_args().http
     if port is None:
-        server.run()
+        _server().run()
     else:
-        server.run("streamable-http", host="127.0.0.1", port=port)
+        _server().run("streamable-http", host="127.0.0.1", port=port)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import grpc
 import msgspec
 from google.protobuf.message import Message
 
+from harness_service.adapters.state_session import StateSession
 from turnfence import records as r
 from turnfence.codec import from_message, to_message
 from turnfence.errors import Reason, TurnfenceError
@@ -31,38 +32,43 @@ _CHANNEL_OPTIONS = (
 
 
 class GrpcStateStore:
-    """One channel to the state service. Every call has its deadline and none waits for a connection: what
-    cannot be reached is STATE_UNAVAILABLE at once, and the caller decides whether to repeat."""
+    """One channel to the state service, and one session on it for the write path. Every call has its deadline
+    and none waits for a connection: what cannot be reached is STATE_UNAVAILABLE at once, and the caller
+    decides whether to repeat."""
 
     def __init__(self, target: str) -> None:
         self._channel = grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
         self._state = state_pb2_grpc.StateServiceStub(self._channel)
+        self._session = StateSession(self._state.Session)
         self._runs = run_service_pb2_grpc.RunServiceStub(self._channel)
 
     async def close(self) -> None:
+        await self._session.close()
         await self._channel.close()
 
     async def begin_turn(self, request: r.BeginTurnRequest, *, timeout: float) -> r.BeginTurnResponse:
-        call = self._state.BeginTurn(to_message(request, state_pb2.BeginTurnRequest), timeout=timeout)
-        return await _answer(call, r.BeginTurnResponse)
+        message = to_message(request, state_pb2.BeginTurnRequest)
+        return from_message(await self._session.call("begin_turn", message, timeout), r.BeginTurnResponse)
 
     async def open_node(self, request: r.OpenNodeRequest, *, timeout: float) -> r.OpenNodeResponse:
-        call = self._state.OpenNode(to_message(request, state_pb2.OpenNodeRequest), timeout=timeout)
-        return await _answer(call, r.OpenNodeResponse)
+        message = to_message(request, state_pb2.OpenNodeRequest)
+        return from_message(await self._session.call("open_node", message, timeout), r.OpenNodeResponse)
 
     async def flush(self, request: r.FlushRequest, *, timeout: float) -> r.FlushResponse:
-        call = self._state.Flush(to_message(request, state_pb2.FlushRequest), timeout=timeout)
-        return await _answer(call, r.FlushResponse)
+        message = to_message(request, state_pb2.FlushRequest)
+        return from_message(await self._session.call("flush", message, timeout), r.FlushResponse)
 
     async def register_write(
         self, request: r.RegisterWriteRequest, *, timeout: float
     ) -> r.RegisterWriteResponse:
-        call = self._state.RegisterWrite(to_message(request, state_pb2.RegisterWriteRequest), timeout=timeout)
-        return await _answer(call, r.RegisterWriteResponse)
+        message = to_message(request, state_pb2.RegisterWriteRequest)
+        return from_message(
+            await self._session.call("register_write", message, timeout), r.RegisterWriteResponse
+        )
 
     async def settle_calls(self, request: r.SettleCallsRequest, *, timeout: float) -> r.SettleCallsResponse:
-        call = self._state.SettleCalls(to_message(request, state_pb2.SettleCallsRequest), timeout=timeout)
-        return await _answer(call, r.SettleCallsResponse)
+        message = to_message(request, state_pb2.SettleCallsRequest)
+        return from_message(await self._session.call("settle_calls", message, timeout), r.SettleCallsResponse)
 
     async def read_payload(self, request: r.ReadPayloadRequest, *, timeout: float) -> bytes:
         """The whole payload. STATE_UNAVAILABLE when the stream ended before all of it had come."""
@@ -80,16 +86,16 @@ class GrpcStateStore:
         return payload
 
     async def persist_turn(self, request: r.PersistTurnRequest, *, timeout: float) -> r.PersistTurnResponse:
-        call = self._state.PersistTurn(to_message(request, state_pb2.PersistTurnRequest), timeout=timeout)
-        return await _answer(call, r.PersistTurnResponse)
+        message = to_message(request, state_pb2.PersistTurnRequest)
+        return from_message(await self._session.call("persist_turn", message, timeout), r.PersistTurnResponse)
 
     async def renew_lease(self, request: r.RenewLeaseRequest, *, timeout: float) -> r.RenewLeaseResponse:
-        call = self._state.RenewLease(to_message(request, state_pb2.RenewLeaseRequest), timeout=timeout)
-        return await _answer(call, r.RenewLeaseResponse)
+        message = to_message(request, state_pb2.RenewLeaseRequest)
+        return from_message(await self._session.call("renew_lease", message, timeout), r.RenewLeaseResponse)
 
     async def abandon_turn(self, request: r.AbandonTurnRequest, *, timeout: float) -> r.AbandonTurnResponse:
-        call = self._state.AbandonTurn(to_message(request, state_pb2.AbandonTurnRequest), timeout=timeout)
-        return await _answer(call, r.AbandonTurnResponse)
+        message = to_message(request, state_pb2.AbandonTurnRequest)
+        return from_message(await self._session.call("abandon_turn", message, timeout), r.AbandonTurnResponse)
 
     async def get_run(self, request: r.GetRunRequest, *, timeout: float) -> r.Run:
         call = self._runs.GetRun(to_message(request, run_service_pb2.GetRunRequest), timeout=timeout)

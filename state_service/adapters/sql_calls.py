@@ -28,6 +28,7 @@ from turnfence import records as r
 from turnfence.axes import CallStatus, SideEffect
 
 _OPEN = sorted(status.value for status in UNRESOLVED)
+_STEM = 32  # of a live key: what calls of one tool and key have in common, even where one has had to differ
 
 
 def live_key(head: r.EvidenceHead) -> str | None:
@@ -60,14 +61,20 @@ async def register(
     if not await sql_claim.lock(connection, turn):
         return S2Result(S2.FENCED)
     mine = await row_of(
-        connection, pick(tool_call_record, turn.organ_id, tool_call_record.c.call_id == head.evidence_id)
+        connection,
+        pick(
+            tool_call_record,
+            turn.organ_id,
+            in_conversation(tool_call_record, Scope(turn.organ_id, turn.conversation_id)),
+            tool_call_record.c.call_id == head.evidence_id,
+        ),
     )
     if mine is not None:
         return S2Result(S2.MINE, head_of(mine))
     found = await barring(connection, turn, head)
     if found is not None:
         return S2Result(S2.DUPLICATE, found)
-    row = _row(turn, head, now_ms) | {"request": request_json, "response": ""}
+    row = _row(turn, head, now_ms, live_key(head)) | {"request": request_json, "response": ""}
     try:
         await add(connection, tool_call_record, row)
     except IntegrityError as error:
@@ -81,22 +88,41 @@ async def barring(
     """A live write with the same tool and key in the task, or an unresolved one in any task."""
     scope = Scope(turn.organ_id, turn.conversation_id)
     calls = tool_call_record.c
+    stem = _digest(head)[:_STEM]
     found = await row_of(
         connection,
         pick(
             tool_call_record,
             turn.organ_id,
             in_conversation(tool_call_record, scope),
-            calls.live_key == _digest(head),
+            calls.live_key.between(stem, f"{stem}~"),
             or_(calls.task_id == head.task_id, calls.call_status.in_(_OPEN)),
         ).limit(1),
     )
     return head_of(found) if found is not None else None
 
 
-def _row(turn: r.TurnRef, head: r.EvidenceHead, now_ms: int) -> dict[str, Any]:
+async def _own_key(connection: AsyncConnection, turn: r.TurnRef, head: r.EvidenceHead) -> str | None:
+    """The live key; if another call of the task has it, one with the same stem that is this call's alone:
+    both had an effect, and a record that the key refused would be lost."""
+    key = live_key(head)
+    if key is None:
+        return None
+    calls = tool_call_record.c
+    others = (
+        calls.task_id == head.task_id,
+        calls.live_key == key,
+        calls.call_id != head.evidence_id,
+    )
+    taken = await row_of(connection, pick(tool_call_record, turn.organ_id, *others, columns=(calls.call_id,)))
+    if taken is None:
+        return key
+    return key[:_STEM] + hashlib.sha256(head.evidence_id.encode()).hexdigest()[:_STEM]
+
+
+def _row(turn: r.TurnRef, head: r.EvidenceHead, now_ms: int, key: str | None) -> dict[str, Any]:
     scope = Scope(turn.organ_id, turn.conversation_id)
-    row = sql_rows.to_row(head, sql_rows.CALL) | {"live_key": live_key(head)}
+    row = sql_rows.to_row(head, sql_rows.CALL) | {"live_key": key}
     return stamped(scope, turn.version, now_ms, row)
 
 
@@ -129,10 +155,13 @@ async def write(
 ) -> None:
     """A head as it is now. A call that is settled in SQL is never made unsettled again: the settled
     state wins, whichever side has it."""
-    row = _row(turn, head, now_ms)
+    row = _row(turn, head, now_ms, await _own_key(connection, turn, head))
     row |= {name: text for name, text in (("request", request), ("response", response)) if text}
     changed = {name: value for name, value in row.items() if name not in _FIXED}
-    condition = [tool_call_record.c.call_id == head.evidence_id]
+    condition = [
+        in_conversation(tool_call_record, Scope(turn.organ_id, turn.conversation_id)),
+        tool_call_record.c.call_id == head.evidence_id,
+    ]
     if head.status in UNRESOLVED:
         condition.append(tool_call_record.c.call_status.in_(_OPEN))
     updated = await connection.execute(change(tool_call_record, turn.organ_id, *condition).values(**changed))

@@ -28,6 +28,8 @@ READ_ONLY = "turnfence_read_only"
 
 _DRIVERS = {"sqlite": "sqlite+aiosqlite", "mysql": "mysql+aiomysql", "mariadb": "mysql+aiomysql"}
 _LOST = frozenset({1040, 1053, 1152, 1153, 1158, 1159, 1160, 1161, 1203, 2002, 2003, 2006, 2013, 2055})
+# The server answers, but not this, not now: full disk, node not ready, user's limit, read only, interrupted.
+_NOT_NOW = frozenset({1021, 1047, 1114, 1226, 1290, 1317, 1792, 1836, 1927, 1969, 3024})
 _TRY_AGAIN = frozenset({1205, 1213, 1020})
 _SQLITE_BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
@@ -178,7 +180,7 @@ def _is_sqlite(error: DBAPIError) -> bool:
 def _translated(error: DBAPIError) -> StoreUnavailable | StoreCorrupt:
     code = _code(error)
     name = type(error).__name__
-    if error.connection_invalidated or code in _LOST or _may_repeat(error):
+    if error.connection_invalidated or code in _LOST | _NOT_NOW or _may_repeat(error):
         return StoreUnavailable(f"SQL {name} {code}")
     if _is_sqlite(error) and code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL):
         return StoreUnavailable(f"SQL {name} {code}")

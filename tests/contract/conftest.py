@@ -29,8 +29,8 @@ def state_address(state_target: str | None, stores: Stores) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-async def state(state_address: str) -> AsyncIterator[StateClient]:
-    client = StateClient(state_address)
+async def state(state_address: str, transport: str) -> AsyncIterator[StateClient]:
+    client = StateClient(state_address, by_session=transport == "session")
     yield client
     await client.close()
 

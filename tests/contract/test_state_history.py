@@ -22,7 +22,7 @@ class Reader:
 
     def __init__(self, talk: Talk, *, user_id: str = "", organ_id: str = "") -> None:
         self.talk = talk
-        self.who = {"organ_id": organ_id or talk.organ_id, "user_id": user_id or talk.user_id}
+        self.who: dict[str, Any] = {"organ_id": organ_id or talk.organ_id, "user_id": user_id or talk.user_id}
         self.history: Any = history_service_pb2_grpc.HistoryServiceStub(talk.client.channel)
         self.runs: Any = talk.client.runs
 
@@ -35,9 +35,7 @@ class Reader:
         return await answer(self.history.ListConversations, asked, r.ListConversationsResponse)
 
     async def messages(self, **page: Any) -> r.ListMessagesResponse:
-        asked = history_pb2.ListMessagesRequest(
-            **self.who, conversation_id=self.talk.conversation_id, **page
-        )
+        asked = history_pb2.ListMessagesRequest(**self.who, conversation_id=self.talk.conversation_id, **page)
         return await answer(self.history.ListMessages, asked, r.ListMessagesResponse)
 
     async def task(self, task_id: str) -> r.TaskState:

@@ -12,14 +12,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tests.contract.turns import CALL_SECONDS, StateClient
 from turnfence.errors import Reason
-from turnfence.rpc_errors import from_rpc_error
+from turnfence.rpc_errors import from_rpc_error, from_status
 from turnfence.state.v1 import history_service_pb2, run_service_pb2, state_pb2
-
-NOT_SERVED = {
-    "StateService": {"Session"},
-    "RunService": set(),
-    "HistoryService": set(),
-}
 
 
 def all_rpcs() -> Iterator[tuple[str, Any]]:
@@ -30,19 +24,27 @@ def all_rpcs() -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize(("service", "method"), list(all_rpcs()), ids=lambda x: getattr(x, "name", x))
-async def test_what_is_not_served_says_so_and_nothing_else_does(
+async def test_every_rpc_is_served_and_refuses_an_empty_request(
     state: StateClient, service: str, method: Any
 ) -> None:
     path = f"/turnfence.state.v1.{service}/{method.name}"
+    if method.name == "Session":
+        await _call_empty(state.channel, path, method)  # a message without calls has no answer
+        return
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await _call_empty(state.channel, path, method)
-    error = from_rpc_error(caught.value)
-    if method.name in NOT_SERVED[service]:
-        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        assert error.reason is Reason.NOT_SERVED
-        assert error.metadata == {"rpc": method.name}
-    else:
-        assert error.reason is Reason.INVALID_REQUEST
+    assert from_rpc_error(caught.value).reason is Reason.INVALID_REQUEST
+
+
+async def test_a_session_call_without_a_request_is_refused_and_the_others_are_served(
+    state: StateClient,
+) -> None:
+    calls = [state_pb2.Call(id=1), state_pb2.Call(id=2, flush=state_pb2.FlushRequest())]
+    request = state_pb2.SessionRequest(calls=calls)
+    replies = [reply async for answer in state.state.Session(iter([request])) for reply in answer.replies]
+    assert {reply.id for reply in replies} == {1, 2}
+    errors = [from_status(reply.error) for reply in replies]
+    assert [error.reason for error in errors if error is not None] == [Reason.INVALID_REQUEST] * 2
 
 
 async def _call_empty(channel: Any, path: str, method: Any) -> None:

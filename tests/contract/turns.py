@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from google.protobuf.message import Message
 
+from harness_service.adapters.state_session import StateSession
 from turnfence import records as r
 from turnfence.axes import (
     DialogueRole,
@@ -58,35 +59,44 @@ def hash_of(text: str) -> str:
 class StateClient:
     """One channel to a state service."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, *, by_session: bool = False) -> None:
         size = [("grpc.max_receive_message_length", MESSAGE_BYTES), ("grpc.max_send_message_length", -1)]
         quick = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200)]
         self.channel: Any = grpc.aio.insecure_channel(target, options=[*size, *quick])
         self.state: Any = state_pb2_grpc.StateServiceStub(self.channel)
         self.runs: Any = run_service_pb2_grpc.RunServiceStub(self.channel)
+        self._session = StateSession(self.state.Session) if by_session else None
 
     async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
         await self.channel.close()
+
+    async def _write(self, name: str, message: Message, kind: type[R]) -> R:
+        """A call of the write path, by its name in a session."""
+        if self._session is not None:
+            return from_message(await self._session.call(name, message, CALL_SECONDS), kind)
+        return await answer(getattr(self.state, name.title().replace("_", "")), message, kind)
 
     async def begin(self, request: r.BeginTurnRequest) -> r.BeginTurnResponse:
         message = to_message(request, state_pb2.BeginTurnRequest)
-        return await answer(self.state.BeginTurn, message, r.BeginTurnResponse)
+        return await self._write("begin_turn", message, r.BeginTurnResponse)
 
     async def open_node(self, request: r.OpenNodeRequest) -> r.OpenNodeResponse:
         message = to_message(request, state_pb2.OpenNodeRequest)
-        return await answer(self.state.OpenNode, message, r.OpenNodeResponse)
+        return await self._write("open_node", message, r.OpenNodeResponse)
 
     async def flush(self, request: r.FlushRequest) -> r.FlushResponse:
         message = to_message(request, state_pb2.FlushRequest)
-        return await answer(self.state.Flush, message, r.FlushResponse)
+        return await self._write("flush", message, r.FlushResponse)
 
     async def register(self, request: r.RegisterWriteRequest) -> r.RegisterWriteResponse:
         message = to_message(request, state_pb2.RegisterWriteRequest)
-        return await answer(self.state.RegisterWrite, message, r.RegisterWriteResponse)
+        return await self._write("register_write", message, r.RegisterWriteResponse)
 
     async def settle(self, request: r.SettleCallsRequest) -> r.SettleCallsResponse:
         message = to_message(request, state_pb2.SettleCallsRequest)
-        return await answer(self.state.SettleCalls, message, r.SettleCallsResponse)
+        return await self._write("settle_calls", message, r.SettleCallsResponse)
 
     async def read_payload(self, request: r.ReadPayloadRequest) -> list[state_pb2.ReadPayloadResponse]:
         message = to_message(request, state_pb2.ReadPayloadRequest)
@@ -94,15 +104,15 @@ class StateClient:
 
     async def persist(self, request: r.PersistTurnRequest) -> r.PersistTurnResponse:
         message = to_message(request, state_pb2.PersistTurnRequest)
-        return await answer(self.state.PersistTurn, message, r.PersistTurnResponse)
+        return await self._write("persist_turn", message, r.PersistTurnResponse)
 
     async def renew(self, turn: r.TurnRef) -> r.RenewLeaseResponse:
         message = to_message(r.RenewLeaseRequest(turn=turn), state_pb2.RenewLeaseRequest)
-        return await answer(self.state.RenewLease, message, r.RenewLeaseResponse)
+        return await self._write("renew_lease", message, r.RenewLeaseResponse)
 
     async def abandon(self, request: r.AbandonTurnRequest) -> r.AbandonTurnResponse:
         message = to_message(request, state_pb2.AbandonTurnRequest)
-        return await answer(self.state.AbandonTurn, message, r.AbandonTurnResponse)
+        return await self._write("abandon_turn", message, r.AbandonTurnResponse)
 
     async def get_run(self, organ_id: str, user_id: str, run_id: str) -> r.Run:
         message = runs_pb2.GetRunRequest(organ_id=organ_id, user_id=user_id, run_id=run_id)

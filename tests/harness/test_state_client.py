@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import grpc
+import msgspec
 import pytest
 
 from harness_service.adapters.state_client import GrpcStateStore
+from state_service.session import Session
 from turnfence import records as r
 from turnfence.axes import CancelReason, ProcessingStage, RunState
 from turnfence.codec import to_message
@@ -27,15 +29,24 @@ class Answers:
 
     def __init__(self) -> None:
         self.by_method: dict[str, Any] = {}
+        self.by_request: dict[str, Any] = {}  # coroutines that look at the request
         self.seen: list[Any] = []
+        self.sessions = 0
+        self.break_sessions = 0  # that end after their first message, unanswered
         self.ended = asyncio.Event()
 
     async def unary(self, method: str, request: Any) -> Any:
         self.seen.append(request)
+        if method in self.by_request:
+            return await self.by_request[method](request)
         answer = self.by_method[method]
         if isinstance(answer, Exception):
             raise answer
         return await answer() if callable(answer) else answer
+
+    async def step(self, name: str, request: Any) -> Any:
+        """The same, as a call in a session."""
+        return await self.unary(name.title().replace("_", ""), request)
 
     async def stream(self, method: str, request: Any) -> AsyncIterator[Any]:
         self.seen.append(request)
@@ -63,6 +74,21 @@ def _handlers(answers: Answers, service: Any, module: Any) -> grpc.GenericRpcHan
 
             methods[method.name] = grpc.unary_stream_rpc_method_handler(
                 streaming, request_type.FromString, response
+            )
+        elif method.name == "Session":
+
+            async def session(requests: Any, _context: Any) -> AsyncIterator[Any]:
+                answers.sessions += 1
+                if answers.break_sessions:
+                    answers.break_sessions -= 1
+                    await anext(requests)
+                    raise TurnfenceError(Reason.STATE_UNAVAILABLE)
+                async with aclosing(Session(answers.step, asyncio.Event()).run(requests)) as responses:
+                    async for item in responses:
+                        yield item
+
+            methods[method.name] = grpc.stream_stream_rpc_method_handler(
+                session, request_type.FromString, response
             )
         else:
 
@@ -227,3 +253,61 @@ async def test_get_run() -> None:
         run = r.Run("run", run_state=RunState.RUNNING, version=4)
         answers.by_method["GetRun"] = run_service_pb2.GetRunResponse(run=to_message(run, run_pb2.Run))
         assert await client.get_run(r.GetRunRequest("o", "u", "run"), timeout=5) == run
+
+
+# --- the session ----------------------------------------------------------------------------------
+
+
+async def test_many_calls_share_one_stream_and_each_gets_its_own_answer() -> None:
+    async with store() as (client, answers):
+
+        async def echo(request: Any) -> Any:
+            return state_pb2.FlushResponse(data_seq=request.sequence)
+
+        answers.by_request["Flush"] = echo
+        turns = [msgspec.structs.replace(TURN, run_id=f"run-{n % 7}") for n in range(200)]
+        got = await asyncio.gather(
+            *(client.flush(r.FlushRequest(turn, n + 1), timeout=5) for n, turn in enumerate(turns))
+        )
+        assert [answer.data_seq for answer in got] == list(range(1, 201))
+        assert answers.sessions == 1
+
+
+async def test_the_calls_of_one_run_are_served_in_order_and_a_heartbeat_passes_them() -> None:
+    async with store() as (client, answers):
+        first, second = asyncio.Event(), asyncio.Event()
+        served: list[int] = []
+
+        async def gated(request: Any) -> Any:
+            await (first if request.sequence == 1 else second).wait()
+            served.append(request.sequence)
+            return state_pb2.FlushResponse(data_seq=request.sequence)
+
+        answers.by_request["Flush"] = gated
+        answers.by_method["RenewLease"] = state_pb2.RenewLeaseResponse()
+        flushes = [asyncio.create_task(client.flush(r.FlushRequest(TURN, n), timeout=5)) for n in (1, 2)]
+        second.set()
+        await client.renew_lease(r.RenewLeaseRequest(TURN), timeout=5)
+        assert served == []
+        first.set()
+        await asyncio.gather(*flushes)
+        assert served == [1, 2]
+
+
+async def test_a_call_whose_stream_broke_is_sent_again_under_its_identity() -> None:
+    async with store() as (client, answers):
+        answers.break_sessions = 1
+        answers.by_method["Flush"] = state_pb2.FlushResponse(data_seq=4)
+        got = await client.flush(r.FlushRequest(TURN, 1), timeout=5)
+        assert got.data_seq == 4
+        assert answers.sessions == 2
+
+
+async def test_a_call_that_two_streams_lost_is_unavailable_and_the_next_one_is_served() -> None:
+    async with store() as (client, answers):
+        answers.break_sessions = 2
+        answers.by_method["Flush"] = state_pb2.FlushResponse(data_seq=4)
+        with pytest.raises(TurnfenceError) as caught:
+            await client.flush(r.FlushRequest(TURN, 1), timeout=5)
+        assert caught.value.reason is Reason.STATE_UNAVAILABLE
+        assert (await client.flush(r.FlushRequest(TURN, 1), timeout=5)).data_seq == 4

@@ -117,10 +117,11 @@ async def _abort(error: Exception, context: Any) -> None:
     happened already. (A cancellation is no ``Exception`` and never gets here.)"""
     if isinstance(error, grpc.aio.AbortError):
         return
-    await context.abort_with_status(to_grpc_status(_as_answer(error)))
+    await context.abort_with_status(to_grpc_status(as_answer(error)))
 
 
-def _as_answer(error: Exception) -> TurnfenceError:
+def as_answer(error: Exception) -> TurnfenceError:
+    """What the caller is told, and what is logged: of anything unexpected only an id goes out."""
     if isinstance(error, TurnfenceError):
         log = _log.error if error.reason is Reason.INTERNAL else _log.info
         log("call refused", reason=error.reason.value, code=error.log_code, detail=error.detail)
