@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy.engine import make_url
 
+from tests import proxy as proxies
 from tests.conftest import Stores, or_missing
 from tests.contract.turns import Talk
+from tests.proxy import Proxy
 from tests.servers import bundled_valkey, find_program
 from tests.state import rig as rigs
 from tests.state import sql_bench
@@ -69,3 +72,32 @@ async def bench(stores: Stores) -> AsyncIterator[sql_bench.SqlBench]:
 def story(bench: sql_bench.SqlBench) -> sql_bench.Story:
     """A conversation that nobody else knows."""
     return sql_bench.Story(bench.cold)
+
+
+# --- a MariaDB over a network that fails ----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+async def sound(mariadb_server: Callable[[], str]) -> AsyncIterator[sql_bench.SqlBench]:
+    """The database itself."""
+    async with sql_bench.opened(mariadb_server()) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def network(sound: sql_bench.SqlBench) -> AsyncIterator[Proxy]:
+    url = make_url(sound.url)
+    assert url.host is not None
+    assert url.port is not None
+    async with proxies.running(url.host, url.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def shaky(sound: sql_bench.SqlBench, network: Proxy) -> AsyncIterator[sql_bench.SqlBench]:
+    """The same database, over that network. Half a second is given to an answer, and one to a lock."""
+    url = make_url(sound.url).set(port=network.port).render_as_string(hide_password=False)
+    bench = sql_bench.SqlBench(url, timeout=0.5, connections=4)
+    yield bench
+    network.forget()
+    await bench.cold.close()

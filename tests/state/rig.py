@@ -33,15 +33,24 @@ class Rig:
         self.service = service
         self.hot = hot
         self.cold = cold
-        self.client = StateClient(service.address)
+        self._client: StateClient | None = None
+
+    @property
+    def client(self) -> StateClient:
+        assert self._client is not None, "reconnect first"
+        return self._client
 
     async def reconnect(self) -> None:
         """A service that runs, and a fresh channel for all who hold the client."""
         if not self.service.alive:
             self.service.start()
-        await self.client.close()
         fresh = StateClient(self.service.address)
-        self.client.channel, self.client.state, self.client.runs = fresh.channel, fresh.state, fresh.runs
+        if self._client is None:
+            self._client = fresh
+        else:
+            await self._client.close()
+            for part in ("channel", "state", "runs"):
+                setattr(self._client, part, getattr(fresh, part))
         async with asyncio.timeout(services.READY_SECONDS):
             await self.client.channel.channel_ready()
 

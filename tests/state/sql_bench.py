@@ -166,7 +166,7 @@ def write_head(turn: r.TurnRef, **changed: Any) -> r.EvidenceHead:
     return msgspec.structs.replace(head, **changed)
 
 
-def run_of(story: Story, turn: r.TurnRef, **changed: Any) -> r.Run:
+def run_of(turn: r.TurnRef, **changed: Any) -> r.Run:
     """How the turn's run ended: a diagnosis that was released."""
     run = r.Run(
         run_id=turn.run_id,
@@ -184,8 +184,8 @@ def run_of(story: Story, turn: r.TurnRef, **changed: Any) -> r.Run:
     return msgspec.structs.replace(run, **changed)
 
 
-def batch(story: Story, turn: r.TurnRef, **changed: Any) -> PersistBatch:
+def batch(turn: r.TurnRef, **changed: Any) -> PersistBatch:
     """The commit of a turn that did nothing but end."""
-    end = RunEnd(run=run_of(story, turn), closing_events=(), prepared=True, published_result="{}")
+    end = RunEnd(run=run_of(turn), closing_events=(), prepared=True, published_result="{}")
     whole = PersistBatch(active_task_id="", data_version=turn.version, persist_seq=7, run_ends=(end,))
     return msgspec.structs.replace(whole, **changed)

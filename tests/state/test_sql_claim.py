@@ -85,7 +85,7 @@ async def test_a_run_that_begins_again_under_a_new_version_moves_there(bench: Sq
 
 async def test_a_claim_brings_what_turns_that_never_persisted_left(bench: SqlBench, story: Story) -> None:
     first = await story.begin(1)
-    await bench.cold.persist(first, batch(story, first), now_ms=NOW)  # whole in SQL: not left behind
+    await bench.cold.persist(first, batch(first), now_ms=NOW)  # whole in SQL: not left behind
     second, third = await story.begin(2), story.start()
     said = [message(second, idx=idx) for idx in (2, 1)]
     for each in said:
@@ -142,7 +142,7 @@ async def test_a_deleted_conversation_stays_deleted(bench: SqlBench, story: Stor
 async def test_a_known_message_is_answered_by_its_run(bench: SqlBench, story: Story) -> None:
     start = story.start(input_hash=hash_of("the first"))
     turn = await story.begin(1, run_id=start.run_id, message_id=start.message_id, input_hash=start.input_hash)
-    await bench.cold.persist(turn, batch(story, turn), now_ms=NOW)
+    await bench.cold.persist(turn, batch(turn), now_ms=NOW)
     again = msgspec.structs.replace(start, input_hash=hash_of("the second"))
     others = [story, Story(bench.cold, organ_id=story.scope.organ_id)]
     others[1].user_id = story.user_id
@@ -218,7 +218,7 @@ FENCED: dict[str, tuple[Write, Any]] = {
         lambda b, s, t: b.cold.put_payload(t, payload_id="p", payload_type="OUTPUT", data="{}"),
         False,
     ),
-    "persist": (lambda b, s, t: b.cold.persist(t, batch(s, t), now_ms=NOW), False),
+    "persist": (lambda b, s, t: b.cold.persist(t, batch(t), now_ms=NOW), False),
 }
 
 
@@ -252,9 +252,7 @@ async def test_a_persist_and_the_next_claim_at_once_are_one_after_the_other(benc
     for _ in range(5):
         story = Story(bench.cold)
         turn = await story.begin(1)
-        done, claim = await asyncio.gather(
-            bench.cold.persist(turn, batch(story, turn), now_ms=NOW), story.claim(2)
-        )
+        done, claim = await asyncio.gather(bench.cold.persist(turn, batch(turn), now_ms=NOW), story.claim(2))
         assert claim.kind is ClaimKind.CLAIMED
         assert claim.row is not None
         assert claim.row.state_version == (1 if done else 0)
@@ -264,7 +262,7 @@ async def test_a_persist_and_the_next_claim_at_once_are_one_after_the_other(benc
 
 async def test_one_persist_by_many_at_once_has_one_effect(bench: SqlBench, story: Story) -> None:
     turn = await story.begin(1)
-    whole = batch(story, turn, messages=(message(turn),), calls=(write_head(turn),))
+    whole = batch(turn, messages=(message(turn),), calls=(write_head(turn),))
     done = await asyncio.gather(*(bench.cold.persist(turn, whole, now_ms=NOW) for _ in range(6)))
     assert done == [True] * 6
     counts = {name: len(rows) for name, rows in (await bench.dump(story.scope.organ_id)).items()}
@@ -286,7 +284,7 @@ async def test_an_end_that_a_run_has_stays_unless_it_is_meant(bench: SqlBench, s
 
     def end(run_state: RunState) -> list[RunEnd]:
         return [
-            RunEnd(run=run_of(story, turn, run_state=run_state), closing_events=(), prepared=False),
+            RunEnd(run=run_of(turn, run_state=run_state), closing_events=(), prepared=False),
         ]
 
     await bench.cold.end_runs(story.scope, end(RunState.FAILED))

@@ -1,0 +1,189 @@
+"""A turn's story while the database's answers get lost: success is said when it was applied, and unavailable
+otherwise; never that the turn is fenced, and nothing happens twice."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable
+
+import pytest
+
+from state_service.adapters import redis_hot
+from state_service.adapters.sql_history import SqlHistory
+from state_service.adapters.sql_tables import chat_message, diagnosis_run, tool_call_record, turn_commit
+from state_service.adapters.sql_upkeep import SqlUpkeep
+from state_service.conversation import begin, persist, writes
+from state_service.conversation.stores import Rules, Stores
+from state_service.ports import StoreUnavailable
+from tests.contract.turns import StateClient, Talk, new_id
+from tests.contract.work import at_work, done
+from tests.proxy import Proxy, Then
+from tests.servers import PrivateRedis
+from tests.state.sql_bench import SqlBench
+from turnfence import records as r
+from turnfence.axes import CallStatus, Durability, RunState, WriteDecision
+from turnfence.serving.process import SystemClock
+
+pytestmark = [pytest.mark.servers, pytest.mark.crash]
+
+COMMIT = b"\x03COMMIT"
+
+
+class Direct(StateClient):
+    """The story without its wire: what the service does, on the stores of the test."""
+
+    def __init__(self, stores: Stores) -> None:
+        self.stores = stores
+
+    async def begin(self, request: r.BeginTurnRequest) -> r.BeginTurnResponse:
+        return await begin.begin_turn(self.stores, request)
+
+    async def flush(self, request: r.FlushRequest) -> r.FlushResponse:
+        return await persist.flush(self.stores, request)
+
+    async def register(self, request: r.RegisterWriteRequest) -> r.RegisterWriteResponse:
+        return await writes.register_write(self.stores, request)
+
+    async def settle(self, request: r.SettleCallsRequest) -> r.SettleCallsResponse:
+        return await writes.settle_calls(self.stores, request)
+
+    async def persist(self, request: r.PersistTurnRequest) -> r.PersistTurnResponse:
+        return await persist.persist_turn(self.stores, request)
+
+
+@pytest.fixture
+async def talk(shaky: SqlBench, valkey: PrivateRedis) -> AsyncIterator[Talk]:
+    """A conversation over the shaky database and a hot store that is well."""
+    hot = redis_hot.connect(valkey.url, prefix=f"{new_id()}:", socket_timeout=5, max_connections=4)
+    clock = SystemClock()
+    stores = Stores(
+        hot=hot,
+        cold=shaky.cold,
+        history=SqlHistory(shaky.transactions, clock),
+        upkeep=SqlUpkeep(shaky.transactions),
+        clock=clock,
+        rules=Rules(),
+    )
+    yield Talk(Direct(stores))
+    await hot.close()
+
+
+async def counts(sound: SqlBench, talk: Talk) -> dict[str, int]:
+    tables = (diagnosis_run, chat_message, tool_call_record, turn_commit)
+    return {table.name: len(await sound.rows(table, talk.organ_id)) for table in tables}
+
+
+# --- persist: it asks, and tries once more --------------------------------------------------------
+
+
+@pytest.mark.parametrize("then", [Then.CUT_ANSWER, Then.CUT, Then.LOSE_ANSWER])
+async def test_a_persist_whose_commit_got_no_answer_is_persisted(
+    sound: SqlBench, network: Proxy, talk: Talk, then: Then
+) -> None:
+    turn, work = await at_work(talk)
+    rule = network.when(COMMIT, then, armed_by=b"INSERT INTO turn_commit")
+    persisted = await turn.persist(*work.suspended(), turn.reply())
+    assert rule.met.is_set()
+    assert (persisted.durability, persisted.already_persisted) == (Durability.PERSISTED, False)
+    assert await counts(sound, talk) == {
+        "diagnosis_run": 1,
+        "chat_message": 2,
+        "tool_call_record": 0,
+        "turn_commit": 1,
+    }
+    following = await talk.begin("go on")
+    assert following.begun.recovery == r.Recovery()
+    assert following.task.metadata.task_id == work.task_id
+
+
+async def test_a_persist_that_finds_no_database_is_pending_and_committed_by_the_next_begin(
+    sound: SqlBench, network: Proxy, talk: Talk
+) -> None:
+    turn, work = await at_work(talk)
+    await network.stop()
+    assert (await turn.persist(*work.suspended(), turn.reply())).durability is Durability.PENDING
+    assert not await sound.cold.committed(talk.organ_id, turn.run_id)
+    await network.start()
+    following = await talk.begin("go on")
+    assert following.begun.recovery.ended_runs == []
+    run = await sound.cold.run(talk.organ_id, talk.user_id, turn.run_id)
+    assert run is not None
+    assert (run.run_state, run.durability) == (RunState.SUCCESS, Durability.PERSISTED)
+    assert following.task.metadata.task_id == work.task_id
+
+
+# --- everything else: unavailable, and a repeat goes on from what was applied ---------------------
+
+
+async def unavailable(call: Awaitable[object]) -> None:
+    with pytest.raises(StoreUnavailable):
+        await call
+
+
+@pytest.mark.parametrize("then", [Then.CUT_ANSWER, Then.CUT])
+@pytest.mark.parametrize("step", [b"INSERT INTO diagnosis_run", b"INSERT INTO chat_message"])
+async def test_a_begin_whose_answer_was_lost_can_be_repeated(
+    sound: SqlBench, network: Proxy, talk: Talk, step: bytes, then: Then
+) -> None:
+    """At the claim, and at the user's message."""
+    request = talk.request("hello")
+    rule = network.when(COMMIT, then, armed_by=step)
+    await unavailable(talk.client.begin(request))
+    assert rule.met.is_set()
+    turn = await talk.begin_by(request)
+    assert turn.run_id == request.run_id
+    assert turn.begun.recovery.ended_runs == []
+    assert [m.text for m in turn.snapshot.dialogue] == ["hello"]
+    assert (await turn.persist(turn.reply())).durability is Durability.PERSISTED
+    assert await counts(sound, talk) == {
+        "diagnosis_run": 1,
+        "chat_message": 2,
+        "tool_call_record": 0,
+        "turn_commit": 1,
+    }
+
+
+@pytest.mark.parametrize("then", [Then.CUT_ANSWER, Then.CUT])
+async def test_a_begin_that_was_given_up_is_no_trouble_to_the_next(
+    sound: SqlBench, network: Proxy, talk: Talk, then: Then
+) -> None:
+    await (await talk.begin("first")).persist()
+    given_up = talk.request("lost")
+    network.when(COMMIT, then, armed_by=b"INSERT INTO diagnosis_run")
+    await unavailable(talk.client.begin(given_up))
+    turn = await talk.begin("next")
+    claimed = [given_up.run_id] if then is Then.CUT_ANSWER else []
+    assert turn.begun.recovery.ended_runs == claimed
+    assert (await turn.persist()).durability is Durability.PERSISTED
+    assert await sound.cold.committed(talk.organ_id, turn.run_id)
+
+
+@pytest.mark.parametrize("then", [Then.CUT_ANSWER, Then.CUT])
+async def test_a_registration_whose_answer_was_lost_proceeds_when_it_is_repeated(
+    sound: SqlBench, network: Proxy, talk: Talk, then: Then
+) -> None:
+    turn, work = await at_work(talk)
+    head = work.write(turn)
+    network.when(COMMIT, then, armed_by=b"INSERT INTO tool_call_record")
+    await unavailable(turn.register(head))
+    for _ in range(2):
+        registered = await turn.register(head)
+        assert (registered.decision, registered.evidence) == (WriteDecision.PROCEED, head)
+    assert (await turn.register(work.write(turn))).decision is WriteDecision.BLOCKED
+    assert (await counts(sound, talk))["tool_call_record"] == 1
+
+
+@pytest.mark.parametrize("then", [Then.CUT_ANSWER, Then.CUT])
+async def test_a_settlement_whose_answer_was_lost_is_settled_once(
+    sound: SqlBench, network: Proxy, talk: Talk, then: Then
+) -> None:
+    turn, work = await at_work(talk)
+    head = work.write(turn)
+    await turn.register(head)
+    network.when(COMMIT, then, armed_by=b"UPDATE tool_call_record")
+    await unavailable(turn.settle(done(head), '{"ok":true}'))
+    settled = await turn.settle(done(head), '{"ok":true}')
+    assert settled.status is CallStatus.SUCCESS
+    (row,) = await sound.rows(tool_call_record, talk.organ_id)
+    assert (row["call_status"], row["live_key"] is None) == ("SUCCESS", False)
+    assert (await turn.register(work.write(turn))).decision is WriteDecision.REUSED
+    assert (await turn.persist(*work.suspended())).durability is Durability.PERSISTED
