@@ -10,9 +10,11 @@ PROTOS = $$(find protos/turnfence -name '*.proto' | sort)
 # The revision `make breaking` compares the contract with.
 BASE = HEAD~1
 PYTEST_ARGS =
+# Words from the names of the mutants to try; empty: all of them.
+MUTANTS =
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv run dev test servers lint format proto proto-check breaking lock wheel clean
+.PHONY: help .venv run dev test servers mutants lint format proto proto-check breaking lock wheel clean
 
 help: ## this list
 	@echo 'turnfence: make <target>'
@@ -60,6 +62,9 @@ test: .venv/dev.stamp servers lint ## lint, then every test; says what it had to
 
 servers: ## get redis-server, mariadbd and the Node packages for the tests, where that is possible
 	@sh .ci/servers
+
+mutants: .venv/dev.stamp ## take one safety property out at a time: each must be noticed by a test (minutes)
+	PATH="$$PWD/$(BIN):$$PATH" PYTHONPATH="$$PWD" $(BIN)/python -m tests.mutants.run $(MUTANTS)
 
 lint: .venv/dev.stamp proto-check ## style, types, architecture, contract, images
 	$(BIN)/ruff check .

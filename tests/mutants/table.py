@@ -1,0 +1,215 @@
+"""The mutants: what a naive implementation would do, one property at a time (reliability.md 5.5).
+
+Each takes one property out of the real code, by replacing one piece of text that must occur exactly once, and
+names the tests of which at least one must fail then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]  # pytest node ids or paths
+    only: str = ""  # pytest -k
+
+
+MUTANTS = (
+    Mutant(
+        "no version compare in flush",
+        "state_service/adapters/lua/ops.lua",
+        "state.deleted ~= '' or state.version ~= version or state.lastTraceId ~= run",
+        "state.deleted ~= '' or false",
+        ("tests/contract/test_state_flush.py",),
+        "embedded-unary",
+    ),
+    Mutant(
+        "compare the version alone, not the run",
+        "state_service/adapters/lua/ops.lua",
+        "state.version ~= version or state.lastTraceId ~= run then return 0 end\n  if not state.stamped",
+        "state.version ~= version then return 0 end\n  if not state.stamped",
+        ("tests/contract/test_state_flush.py",),
+        "embedded-unary",
+    ),
+    Mutant(
+        "persist without compare-and-set in SQL",
+        "state_service/adapters/sql_claim.py",
+        ' and (row["fence_version"], row["fence_trace"]) == (turn.version, turn.run_id)',
+        "",
+        ("tests/state/test_sql_cold.py", "tests/state/test_sql_claim.py", "tests/state/test_sql_calls.py"),
+        "embedded",
+    ),
+    Mutant(
+        "no claim in SQL at begin",
+        "state_service/adapters/sql_claim.py",
+        ".values(fence_version=version, fence_trace=start.run_id, update_time=now_ms)",
+        ".values(update_time=now_ms)",
+        ("tests/state/test_sql_claim.py", "tests/contract/test_state_begin.py"),
+        "embedded",
+    ),
+    Mutant(
+        "no commit token",
+        "state_service/adapters/sql_persist.py",
+        "    await sql_runs.commit(connection, scope, batch.run_ends, batch.persist_seq, now_ms)\n",
+        "",
+        ("tests/contract/test_state_persist.py",),
+        "embedded-unary",
+    ),
+    Mutant(
+        "skip the S2 SQL insert",
+        "state_service/conversation/writes.py",
+        "    cold = await _register_cold(stores, request)\n",
+        "    cold = S2Result(S2.INSERTED, head)\n",
+        ("tests/state/test_state_outage.py", "tests/contract/test_state_writes.py"),
+        "embedded",
+    ),
+    Mutant(
+        "S2 insert not fenced",
+        "state_service/adapters/sql_calls.py",
+        "    if not await sql_claim.lock(connection, turn):\n        return S2Result(S2.FENCED)\n",
+        "",
+        ("tests/state/test_sql_calls.py",),
+        "embedded",
+    ),
+    Mutant(
+        "UNKNOWN treated as retryable",
+        "state_service/core/changes.py",
+        "UNRESOLVED = frozenset({",
+        "UNRESOLVED = frozenset() and frozenset({",
+        ("tests/contract/test_state_writes.py", "tests/contract/test_state_settle.py"),
+        "embedded-unary",
+    ),
+    Mutant(
+        "renew without identity",
+        "state_service/adapters/lua/renew.lua",
+        "local repeated = mine and version > baseline",
+        "local repeated = false",
+        ("tests/contract/test_state_begin.py",),
+        "embedded-unary",
+    ),
+    Mutant(
+        "no stale detection",
+        "state_service/conversation/recover.py",
+        "    return conversation.stamp < persisted\n",
+        "    return False\n",
+        ("tests/state/test_state_outage.py",),
+        "embedded",
+    ),
+    Mutant(
+        "no per-turn flush sequence",
+        "state_service/adapters/lua/flush.lua",
+        "  if sequence ~= last + 1 then return { -2, state.seq } end\n",
+        "",
+        ("tests/contract/test_state_flush.py",),
+        "embedded-unary",
+    ),
+    Mutant(
+        "a repeated flush is applied again",
+        "state_service/adapters/lua/flush.lua",
+        "  if sequence == last and state.flushHash == hash then return { 2, state.seq } end\n"
+        "  if sequence ~= last + 1",
+        "  if sequence ~= last + 1 and sequence ~= last",
+        ("tests/contract/test_state_flush.py",),
+        "embedded-unary",
+    ),
+    Mutant(
+        "unlock without compare",
+        "state_service/adapters/lua/lease.lua",
+        "if held[1] ~= ARGV[1] or held[2] ~= ARGV[2] then return { 0, '' } end\n",
+        "",
+        ("tests/contract/test_state_flush.py", "tests/contract/test_state_persist.py"),
+        "embedded-unary",
+    ),
+    Mutant(
+        "no drain of an unfinished predecessor",
+        "state_service/conversation/recover.py",
+        "    if not conversation.dirty:\n        return Drained(seen=False)\n",
+        "    if True:\n        return Drained(seen=False)\n",
+        ("tests/state/test_state_process.py", "tests/contract/test_state_persist.py"),
+        "embedded",
+    ),
+    Mutant(
+        "what S1 left in SQL is not merged back",
+        "state_service/conversation/recover.py",
+        "return [message for message in claim.messages if message.message_id not in known]",
+        "return []",
+        ("tests/contract/test_state_begin.py", "tests/state/test_state_outage.py"),
+        "embedded",
+    ),
+    Mutant(
+        "a dead turn's STARTED write is not normalised",
+        "state_service/conversation/recover.py",
+        "        changed = normalise.head(head, turn.run_id)\n",
+        "        changed = None\n",
+        ("tests/state/test_state_process.py", "tests/state/test_state_outage.py"),
+        "embedded",
+    ),
+    Mutant(
+        "a run row that is never closed",
+        "state_service/conversation/recover.py",
+        "    await stores.cold.end_runs(scope, ends)\n",
+        "",
+        ("tests/state/test_state_process.py", "tests/state/test_sweeper.py"),
+        "embedded",
+    ),
+    Mutant(
+        "keys without a TTL",
+        "state_service/adapters/lua/ops.lua",
+        "redis.call('PEXPIRE', key, text_of(ms))",
+        "local _ = ms",
+        ("tests/state/test_state_process.py",),
+        "embedded",
+    ),
+    Mutant(
+        "the organisation is left out of every condition",
+        "state_service/adapters/sql_statements.py",
+        "    tenant = table.c.organ_id == organ_id\n",
+        '    tenant = table.c.organ_id != ""\n',
+        ("tests/contract/test_state_begin.py", "tests/contract/test_state_history.py"),
+        "embedded-unary",
+    ),
+    Mutant(
+        "unknown fields are kept",
+        "state_service/wire.py",
+        "    message.DiscardUnknownFields()\n",
+        "",
+        ("tests/contract/test_state_bad_input.py",),
+        "embedded-unary",
+    ),
+    Mutant(
+        "a deletion that does not move the fence",
+        "state_service/adapters/sql_upkeep.py",
+        '                "delete_flag": 1,\n',
+        "",
+        ("tests/contract/test_state_history.py",),
+        "embedded-unary",
+    ),
+    Mutant(
+        "no lease check before a write is called",
+        "harness_service/agent/writes.py",
+        "    try:\n        scope.check_lease()\n    except RunAborted:",
+        "    try:\n        pass\n    except RunAborted:",
+        ("tests/pair/test_zombie.py",),
+        "embedded",
+    ),
+    Mutant(
+        "evidence is not looked at before a conclusion is published",
+        "harness_service/agent/releasing.py",
+        "        self._refresh(evidence_valid=not self._problems)\n",
+        "        self._refresh(evidence_valid=True)\n",
+        ("tests/pair/test_release.py",),
+        "embedded",
+    ),
+    Mutant(
+        "a session serves the calls of one run in any order",
+        "state_service/session.py",
+        "self._last_of_run.get(run_id) if queued else None",
+        "None",
+        ("tests/harness/test_state_client.py",),
+    ),
+)
