@@ -73,7 +73,7 @@ MUTANTS = (
         "state_service/adapters/sql_calls.py",
         "    if not await sql_claim.lock(connection, turn):\n        return S2Result(S2.FENCED)\n",
         "",
-        ("tests/state/test_sql_calls.py",),
+        ("tests/state/test_sql_claim.py",),
         "embedded",
     ),
     Mutant(

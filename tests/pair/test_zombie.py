@@ -1,4 +1,4 @@
-"""A harness that was asleep, as it wakes: between the registration of a write and the call it looks at its lease."""
+"""A harness that was asleep, as it wakes: before it calls a write, it looks at its lease once more."""
 
 from __future__ import annotations
 
