@@ -240,6 +240,7 @@ class ConversationRow(msgspec.Struct, frozen=True):
     persist_seq: int
     fence_version: int
     deleted: bool
+    fence_trace: str = ""
     updated_at: int | None = None
 
 

@@ -59,7 +59,8 @@ class Sim:
 
     def events(self, tool: str = "") -> list[dict[str, Any]]:
         log = self.folder / "log.jsonl"
-        lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+        text = log.read_text(encoding="utf-8") if log.exists() else ""
+        lines = text[: text.rfind("\n") + 1].splitlines()  # the last one may be half written
         events = [json.loads(line) for line in lines]
         return [event for event in events if not tool or event["tool"] == tool]
 

@@ -40,6 +40,7 @@ def conversation_row(row: Mapping[str, Any]) -> ConversationRow:
         persist_seq=row["persist_seq"],
         fence_version=row["fence_version"],
         deleted=bool(row["delete_flag"]),
+        fence_trace=row["fence_trace"],
         updated_at=row["update_time"],
     )
 

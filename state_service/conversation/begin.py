@@ -111,7 +111,7 @@ async def _acquire_and_claim(
             baseline=baseline,
         )
         if acquired.kind is Acquisition.UNKNOWN:
-            baseline = await _baseline(stores, scope, request.user_id)
+            baseline = await _baseline(stores, scope, request)
             continue
         if acquired.kind is Acquisition.BUSY:
             return await _known_or_busy(stores, request, acquired)
@@ -130,16 +130,18 @@ async def _acquire_and_claim(
     raise TurnfenceError(Reason.CONVERSATION_BUSY, detail="the fence kept moving")
 
 
-async def _baseline(stores: Stores, scope: Scope, user_id: str) -> int:
-    """SQL is read first only when Redis does not know the conversation."""
+async def _baseline(stores: Stores, scope: Scope, request: r.BeginTurnRequest) -> int:
+    """SQL is read first only when Redis does not know the conversation. The version that this very run has
+    claimed there, by a begin that is repeated, has not been overtaken."""
     row = await stores.cold.conversation(scope)
     if row is None:
         return 0
     if row.deleted:
         raise TurnfenceError(Reason.CONVERSATION_DELETED)
-    if row.user_id != user_id:
+    if row.user_id != request.user_id:
         raise TurnfenceError(Reason.CONVERSATION_FORBIDDEN)
-    return max(row.fence_version, row.state_version)
+    own = row.fence_trace == request.run_id
+    return max(row.fence_version - own, row.state_version)
 
 
 async def _claim(

@@ -28,7 +28,7 @@ ECHO = json.dumps({"error": {"message": f"no key {KEY} for {PROMPT}", "code": KE
 def service_log() -> Iterator[io.StringIO]:
     """What the service logs at its most talkative level."""
     root, before = logging.getLogger(), structlog.get_config()
-    handlers, levels = root.handlers[:], {name: logging.getLogger(name).level for name in LIBRARIES}
+    handlers, levels = root.handlers[:], {name: logging.getLogger(name).level for name in logs.OURS}
     level = root.level
     stream = io.StringIO()
     logs.configure("debug", "json", stream)
@@ -39,8 +39,6 @@ def service_log() -> Iterator[io.StringIO]:
         logging.getLogger(name).setLevel(old)
     structlog.configure(**before)
 
-
-LIBRARIES = ("httpx", "httpx2", "httpcore2", "openai", "mcp", "asyncio")  # whose levels ``configure`` may set
 
 ECHOES: Mapping[str, bytes] = {
     "401": http(ECHO, status=401),
@@ -88,9 +86,6 @@ async def test_neither_the_key_nor_the_prompt_gets_into_the_log(
     assert secrets_in(service_log.getvalue()) == []
 
 
-@pytest.mark.xfail(
-    strict=True, reason="logs.configure leaves httpcore2 at debug, which quotes answers and heads"
-)
 @pytest.mark.parametrize("answer", QUOTED.values(), ids=QUOTED.keys())
 async def test_what_the_http_library_quotes_does_not_get_into_the_log(
     answer: bytes, service_log: io.StringIO

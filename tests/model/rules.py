@@ -50,8 +50,12 @@ class Rules:
     data_stamp: bool = True  # staleness by the data's own stamp, not by the version
     stamp_seq: bool = True  # ... and by its sequence
     drain_at_begin: bool = True  # what a dead turn flushed and prepared goes to SQL first
+    stale_rechecked: bool = True  # ... on the data that the turn will start from, too
+    begin_once: bool = True  # a begin that is late mends nothing once its turn has flushed
+    ends_fenced: bool = True  # only the newest turn ends the runs of others
     union: bool = True  # messages and calls that only SQL has come back
     union_all: bool = True  # ... also those of the version that SQL has in part
+    open_calls: bool = True  # a call that is open in Redis is looked up, however old it is
     normalise_always: bool = True  # by state, not by a flag
     s1_fenced: bool = True
     # write tools
@@ -66,10 +70,15 @@ class Rules:
     persist_cas: bool = True
     persist_all: bool = True  # everything dirty, not this turn's alone
     persist_in_order: bool = True  # an older batch never overwrites a newer one
+    commit_retried: bool = True  # an unknown outcome is tried again, not read off another turn's row
     commit_token: bool = True  # turn_commit is asked before a turn is called fenced
     prepared_is_pending: bool = True  # ... and so is the outbox
-    abandon_keeps_prepared: bool = True  # a prepared end is not replaced by a failure
-    abandon_bars: bool = True  # nothing is prepared after the turn was given up
+    first_end_counts: bool = True  # a run that was given up or interrupted gets no turn_commit row
+    values_checked: bool = True  # a drain's second read is not older than its first
+    close_checked: bool = True  # ... nor is what it cleans
+    abandon_unstamped: bool = True  # giving up makes old data look no newer
+    close_unstamped: bool = True  # cleaning up makes what is not merged yet look no newer
+    own_end_checked: bool = True  # PERSISTED is answered for a drain that held this turn's end
     # the world
     tool_dedupes: bool = True  # the tool honours the idempotency key
     pause_before_call: bool = True  # a process may stop between the lease check and the call

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from tests.model import service
+from tests.model import begin, persist, writes
+from tests.model.redis import Call, Hot, Ref
 from tests.model.rules import REFUSED, Busy, Fenced, Known, Lost, Unavailable
-from tests.model.stores import Call, Hot, Ref
 
 if TYPE_CHECKING:
     from tests.model.world import World
 
-Item = str | service.Steps
+Item = str | persist.Steps
 Turn = Generator[Item, Any, None]
 SENDS = 5
 
@@ -29,7 +29,9 @@ class Plan:
 
     __slots__ = ("key", "leaves_node", "outcome", "writes")
 
-    def __init__(self, *, writes: bool, key: str, outcome: str, leaves_node: bool) -> None:
+    def __init__(
+        self, *, writes: bool = False, key: str = "a", outcome: str = "ok", leaves_node: bool = False
+    ) -> None:
         self.writes = writes
         self.key = key  # "b" needs an approval
         self.outcome = outcome
@@ -45,8 +47,9 @@ class Scope:
         self.seen = self.sequence = self.calls = 0
         self.view: dict[str, Call] = {}
         self.checkpoint = ""
+        self.losses = w.losses  # of Redis, before this turn
 
-    def send(self, make: Callable[[], service.Steps]) -> Generator[Item, Any, Any]:
+    def send(self, make: Callable[[], persist.Steps]) -> Generator[Item, Any, Any]:
         """One call, repeated under its identity while there is no answer and the lease lasts."""
         for _ in range(SENDS):
             try:
@@ -62,11 +65,11 @@ class Scope:
     def flush(self, change: Callable[[Hot], None]) -> Generator[Item, Any, None]:
         self.sequence += 1
         number, seen = self.sequence, self.seen
-        self.saw((yield from self.send(lambda: service.flush(self.w, self.ref, seen, number, change))))
+        self.saw((yield from self.send(lambda: persist.flush(self.w, self.ref, seen, number, change))))
 
     def settle(self, evidence: str, call: Call) -> Generator[Item, Any, None]:
         seen = self.seen
-        self.saw((yield from self.send(lambda: service.settle(self.w, self.ref, seen, evidence, call))))
+        self.saw((yield from self.send(lambda: writes.settle(self.w, self.ref, seen, evidence, call))))
         self.view = {**self.view, evidence: call}
 
 
@@ -78,7 +81,7 @@ def turn(w: World, run: str, message: str, plan: Plan) -> Turn:
         w.note_end(run, "UNKNOWN")
         yield from give_up(scope)
     except (Fenced, Lost) as error:
-        w.note_end(run, "FENCED" if isinstance(error, Fenced) else "LOST")
+        w.note_end(run, "FENCED" if isinstance(error, Fenced) else "LOST", scope.losses)
         if isinstance(error, Lost):
             yield from give_up(scope)
     except (Busy, Known):
@@ -87,16 +90,16 @@ def turn(w: World, run: str, message: str, plan: Plan) -> Turn:
 
 def give_up(scope: Scope) -> Generator[Item, Any, None]:
     try:
-        yield service.abandon(scope.w, scope.run)
+        yield persist.abandon(scope.w, scope.run)
     except (Unavailable, *REFUSED):
         pass  # best effort: the next begin ends it
 
 
 def play(scope: Scope) -> Generator[Item, Any, None]:
     w, plan = scope.w, scope.plan
-    begun = yield from scope.send(lambda: service.begin(w, scope.run, scope.message))
+    begun = yield from scope.send(lambda: begin.begin(w, scope.run, scope.message))
     scope.ref, scope.seen, scope.view, scope.checkpoint = begun.ref, begun.seen, begun.calls, begun.checkpoint
-    w.note_begun(scope.run)
+    w.note_begun(scope.run, begun.lacks)
     ref = scope.ref
 
     def start(h: Hot) -> None:
@@ -104,23 +107,25 @@ def play(scope: Scope) -> Generator[Item, Any, None]:
         h.say(scope.run + ".progress", ref.version)
 
     yield from scope.flush(start)
-    w.note_told(scope.run + ".progress")
+    w.note_told(scope.run + ".progress", scope.losses)
     yield from verify(scope)
     asks = ""
     if plan.writes:
         asks = yield from write(scope)
 
+    node = w.nodes[scope.run] = "RUNNING" if plan.leaves_node else "DONE"
+
     def end(h: Hot) -> None:
         h.say(scope.run + ".reply", ref.version)
-        h.put_node("RUNNING" if plan.leaves_node else "DONE")
+        h.put_node(node)
         if asks:
             h.put_checkpoint(asks)
 
     scope.sequence += 1
     yield "turn.persist"
-    answer = yield from scope.send(lambda: service.persist(w, ref, scope.seen, scope.sequence, end))
-    w.note_end(scope.run, answer)
-    w.note_told(scope.run + ".reply")
+    answer = yield from scope.send(lambda: persist.persist(w, ref, scope.seen, scope.sequence, end))
+    w.note_end(scope.run, answer, scope.losses)
+    w.note_told(scope.run + ".reply", scope.losses)
 
 
 def verify(scope: Scope) -> Generator[Item, Any, None]:
@@ -151,7 +156,7 @@ def write(scope: Scope) -> Generator[Item, Any, str]:
     call = Call(plan.key, "STARTED", scope.run, ref.version)
     try:
         decision, seq = yield from scope.send(
-            lambda: service.register(w, ref, seen, evidence, plan.key, consume)
+            lambda: writes.register(w, ref, seen, evidence, plan.key, consume)
         )
     except GivenUp:
         yield from scope.settle(evidence, call._replace(status="PRE_CALL"))
@@ -159,14 +164,13 @@ def write(scope: Scope) -> Generator[Item, Any, str]:
     scope.saw(seq)
     if decision != "PROCEED":
         return ""
-    w.note_proceed(evidence, plan.key, consume)
     yield "turn.call"
     if w.rules.lease_check and scope.run not in w.leases:
         yield from scope.settle(evidence, call._replace(status="CANCELLED"))
         raise GivenUp
     if w.rules.pause_before_call:
         yield "turn.called"
-    status = w.deliver(scope.run, evidence, plan.key, plan.outcome)
+    status = w.deliver(scope.run, evidence, plan, consume)
     yield "turn.settle"
     yield from scope.settle(evidence, call._replace(status=status))
     return ""

@@ -21,6 +21,7 @@ from state_service.ports import S2, ClaimKind, ColdCall, RunEnd, S2Result, Store
 from tests import servers
 from tests.contract.turns import NOW
 from tests.proxy import Proxy, Then
+from tests.state import sql_bench
 from tests.state.sql_bench import SqlBench, Story, batch, message, run_of, write_head
 from tests.state.sql_records import trace
 

@@ -3,6 +3,7 @@ otherwise; never that the turn is fenced, and nothing happens twice."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable
 
 import pytest
@@ -13,12 +14,12 @@ from state_service.adapters.sql_tables import chat_message, diagnosis_run, tool_
 from state_service.adapters.sql_upkeep import SqlUpkeep
 from state_service.conversation import begin, persist, writes
 from state_service.conversation.stores import Rules, Stores
-from state_service.ports import StoreUnavailable
-from tests.contract.turns import StateClient, Talk, new_id
+from state_service.ports import ClaimKind, StoreUnavailable
+from tests.contract.turns import CALL_SECONDS, StateClient, Talk, new_id
 from tests.contract.work import at_work, done
 from tests.proxy import Proxy, Then
 from tests.servers import PrivateRedis
-from tests.state.sql_bench import SqlBench
+from tests.state.sql_bench import SqlBench, Story
 from turnfence import records as r
 from turnfence.axes import CallStatus, Durability, RunState, WriteDecision
 from turnfence.serving.process import SystemClock
@@ -93,6 +94,22 @@ async def test_a_persist_whose_commit_got_no_answer_is_persisted(
     following = await talk.begin("go on")
     assert following.begun.recovery == r.Recovery()
     assert following.task.metadata.task_id == work.task_id
+
+
+async def test_a_persist_that_was_committed_is_never_fenced_by_who_came_after(
+    sound: SqlBench, network: Proxy, talk: Talk
+) -> None:
+    """Its answer was lost, and before it could ask, the next turn took the fence: a repeat is refused."""
+    turn, work = await at_work(talk)
+    network.when(COMMIT, Then.CUT_ANSWER, armed_by=b"INSERT INTO turn_commit")
+    question = network.when(b"FROM turn_commit", Then.HOLD)
+    persisting = asyncio.create_task(turn.persist(*work.suspended()))
+    async with asyncio.timeout(CALL_SECONDS):
+        await question.met.wait()
+    story = Story(sound.cold, organ_id=talk.organ_id, conversation_id=talk.conversation_id)
+    assert (await story.claim(turn.ref.version + 1, user_id=talk.user_id)).kind is ClaimKind.CLAIMED
+    question.release()
+    assert (await persisting).durability is Durability.PERSISTED
 
 
 async def test_a_persist_that_finds_no_database_is_pending_and_committed_by_the_next_begin(

@@ -45,6 +45,8 @@ WITHHELD = frozenset(
         "token",
     }
 )
+# Loggers whose words are checked, and that may therefore say more than a warning.
+OURS = ("turnfence", "harness_service", "state_service", "__main__")
 _VALUE_MAX_CHARS = 2000
 _FRAMES_MAX = 30
 
@@ -88,10 +90,10 @@ def configure(level: str = "info", form: str = "auto", stream: TextIO | None = N
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(number)
-    # Other people's libraries log requests, and some of them bodies, at info.
-    for chatty in ("httpx", "httpx2", "openai", "mcp", "asyncio"):
-        logging.getLogger(chatty).setLevel(max(number, logging.WARNING))
+    # Other people's libraries log requests, heads and bodies below warning, whatever level is asked for.
+    root.setLevel(max(number, logging.WARNING))
+    for ours in OURS:
+        logging.getLogger(ours).setLevel(number)
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:

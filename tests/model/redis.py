@@ -1,14 +1,12 @@
-"""Redis and SQL as the protocol sees them: scripts and transactions are single, atomic steps.
+"""Redis as the protocol sees it: the conversation's hot set, and the scripts, each one atomic step.
 
-Redis' state is never changed in place, so that any earlier one can come back.
+A state is never changed in place, so that any earlier one can come back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from tests.model.rules import Unavailable
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from tests.model.world import World
@@ -95,25 +93,6 @@ class Hot:
 Change = Callable[[Hot], None]
 
 
-class Sql:
-    """The conversation's rows. Nothing here is ever lost or taken back."""
-
-    __slots__ = (
-        "calls", "checkpoint", "commits", "fence", "fence_run", "gone", "messages", "node", "pseq", "run_of",
-        "runs", "sv",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.sv = self.pseq = self.fence = 0
-        self.fence_run = self.node = self.checkpoint = ""
-        self.messages: dict[str, int] = {}
-        self.calls: dict[str, Call] = {}
-        self.commits: dict[str, int] = {}
-        self.runs: dict[str, tuple[str, int]] = {}
-        self.run_of: dict[str, str] = {}
-        self.gone: set[str] = set()
-
-
 # --- Redis scripts --------------------------------------------------------------------------------
 
 
@@ -169,11 +148,7 @@ def barred(w: World, ref: Ref, seen: int) -> str:
     h = w.hot
     if not h.version:
         return "MISSING"
-    if (
-        w.rules.flush_compare
-        and w.rules.compare_first
-        and (h.version != ref.version or h.owner != ref.run)
-    ):
+    if w.rules.flush_compare and w.rules.compare_first and (h.version != ref.version or h.owner != ref.run):
         return "FENCED"
     if w.rules.seen_seq and (h.seq < seen or (seen and not h.dv)):
         return "LOST"
@@ -189,7 +164,8 @@ def apply(
     sequence: int = 0,
     stamp: tuple[int, int] | None = None,
     base: int = 0,
-    prepares: bool = False,
+    stamps: bool = True,
+    begins: bool = False,
 ) -> tuple[str, int]:
     """flush.lua: all ops or none, under the fence. Answers a code and the data sequence."""
     h = w.hot
@@ -201,14 +177,17 @@ def apply(
             return "ALREADY", h.seq
         if sequence != h.flush_seq + 1:
             return "GAP", h.seq
-    if prepares and h.given_up and w.rules.abandon_bars:
+    if begins and h.flush_seq and w.rules.begin_once:
         return "FENCED", h.seq
     if stamp is not None and w.rules.stamp_guard and stamp != (h.dv, h.seq if h.dv else 0):
         return "GAP", h.seq
     w.note_redis_write(ref)
+    if sequence:
+        w.note_flush(ref, sequence)
     new = h.copy()
     new.seq = max(h.seq, base) + 1
-    new.dv = ref.version
+    if stamps:
+        new.dv = ref.version
     if sequence:
         new.flush_seq = sequence
     new.created_by = ""
@@ -246,159 +225,15 @@ def bars(w: World, status: str) -> bool:
     return status in BARS
 
 
-def abandon(w: World, run: str) -> str:
-    """abandon.lua: free the run's lock; while it owns the conversation, record its failed end.
-    Answers PREPARED when the run has an end already, which then counts."""
+def abandon(w: World, run: str) -> None:
+    """abandon.lua: free the run's lock; while it owns the conversation, record its failed end."""
     h = w.hot
     new = h.copy()
     if h.lock is not None and h.lock[0] == run:
         new.lock = None
-    prepared = "commit:" + run in h.outbox
-    if h.version and h.owner == run and not h.given_up and not (prepared and w.rules.abandon_keeps_prepared):
-        new.seq = h.seq + 1
+    if h.version and h.owner == run and not h.given_up:
+        if not w.rules.abandon_unstamped:
+            new.seq = h.seq + 1
         new.given_up = run
         new.append("run:" + run, h.version)
     w.store(new)
-    return "PREPARED" if prepared and w.rules.abandon_keeps_prepared else ""
-
-
-# --- SQL transactions -----------------------------------------------------------------------------
-
-
-class Claim(NamedTuple):
-    kind: str
-    fence: int
-    sv: int = 0
-    pseq: int = 0
-    messages: tuple[tuple[str, int], ...] = ()
-    calls: tuple[tuple[str, Call], ...] = ()
-    unfinished: tuple[str, ...] = ()
-
-
-def holds(w: World, ref: Ref) -> bool:
-    return w.sql.fence == ref.version and w.sql.fence_run == ref.run
-
-
-def claim(w: World, ref: Ref, message: str) -> Claim:
-    s, run, version = w.sql, ref.run, ref.version
-    known = s.run_of.get(message)
-    if known is not None and not (known == run and s.runs[run][0] == "RUNNING"):
-        return Claim("KNOWN", s.fence)
-    if w.rules.sql_claim:
-        if s.fence >= version and (s.fence, s.fence_run) != (version, run):
-            return Claim("BEHIND", s.fence)
-        s.fence, s.fence_run = version, run
-    w.note_claim(ref)
-    s.run_of[message] = run
-    s.runs[run] = ("RUNNING", version)
-    least = s.sv if w.rules.union_all else s.sv + 1
-    return Claim(
-        "CLAIMED",
-        s.fence,
-        s.sv,
-        s.pseq,
-        tuple((m, v) for m, v in s.messages.items() if least <= v < version),
-        tuple((e, c) for e, c in s.calls.items() if least <= c.version < version),
-        tuple(r for r, (state, v) in s.runs.items() if state == "RUNNING" and v < version),
-    )
-
-
-def insert_message(w: World, ref: Ref, message: str) -> bool:
-    """S1."""
-    if w.rules.s1_fenced and not holds(w, ref):
-        return False
-    w.note_sql_write(ref)
-    w.sql.messages.setdefault(message, ref.version)
-    return True
-
-
-def register_call(w: World, ref: Ref, evidence: str, key: str) -> tuple[str, str]:
-    """S2: answers INSERTED, MINE, DUPLICATE (and of which) or FENCED."""
-    s = w.sql
-    if w.rules.s2_fenced and not holds(w, ref):
-        return "FENCED", ""
-    if evidence in s.calls:
-        return "MINE", evidence
-    if w.rules.s2_dedupe:
-        for other, call in s.calls.items():
-            if call.key == key and bars(w, call.status):
-                return "DUPLICATE", other
-    if w.rules.s2_fenced:
-        w.note_sql_write(ref)
-    s.calls[evidence] = Call(key, "STARTED", ref.run, ref.version)
-    return "INSERTED", evidence
-
-
-def write_call(w: World, evidence: str, call: Call) -> None:
-    """UPDATE by id, else INSERT; what is settled is never made unsettled."""
-    known = w.sql.calls.get(evidence)
-    if w.rules.settled_wins and known is not None and call.status in OPEN and known.status not in OPEN:
-        return
-    w.sql.calls[evidence] = call
-
-
-def settle_call(w: World, ref: Ref, evidence: str, call: Call) -> bool:
-    """S3."""
-    if not holds(w, ref):
-        return False
-    w.note_sql_write(ref)
-    write_call(w, evidence, call)
-    return True
-
-
-class Batch(NamedTuple):
-    """What a drain read: stamp, messages, calls, node, checkpoint, consumed checkpoints, ends of runs."""
-
-    dv: int
-    seq: int
-    messages: list[tuple[str, int]]
-    calls: list[tuple[str, Call]]
-    node: str | None
-    checkpoint: str | None
-    gone: list[str]
-    given_up: list[str]
-    commits: list[tuple[str, int]]
-
-
-def persist(w: World, ref: Ref, batch: Batch) -> str:
-    """The commit: everything that was dirty, in one transaction under the fence."""
-    s = w.sql
-    if w.rules.persist_cas and not (holds(w, ref) if w.rules.sql_claim else s.sv <= ref.version):
-        return "FENCED"
-    if w.rules.persist_in_order and (batch.dv, batch.seq) < (s.sv, s.pseq):
-        return "OLDER"
-    w.note_persist(ref)
-    if s.sv <= batch.dv or not w.rules.persist_cas:
-        s.sv, s.pseq = batch.dv, batch.seq
-    for message, version in batch.messages:
-        s.messages.setdefault(message, version)
-    for evidence, call in batch.calls:
-        write_call(w, evidence, call)
-    if batch.node is not None:
-        s.node = batch.node
-    if batch.checkpoint is not None:
-        s.checkpoint = batch.checkpoint
-    s.gone.update(batch.gone)
-    if s.checkpoint in s.gone:
-        s.checkpoint = ""
-    end_runs(w, batch.given_up, "GIVEN_UP")
-    end_runs(w, [run for run, _ in batch.commits], "DONE")
-    for run, version in batch.commits:
-        w.note_commit(run, version)
-        s.commits.setdefault(run, version)
-    return "DONE"
-
-
-def end_runs(w: World, runs: Any, end: str) -> None:
-    """Only a RUNNING run gets an end: the first one counts."""
-    for run in runs:
-        state, version = w.sql.runs.get(run, ("", 0))
-        if state == "RUNNING":
-            w.sql.runs[run] = (end, version)
-
-
-def committed(w: World, run: str) -> bool:
-    return run in w.sql.commits
-
-
-__all__ = ["Unavailable"]
