@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health
 
-from harness_service.adapters.catalogue_yaml import load_catalogue
+from harness_service.adapters.catalogue_yaml import CatalogueInvalid, load_catalogue
 from harness_service.adapters.state_client import GrpcStateStore
 from harness_service.core.catalogue import Catalogue
 from harness_service.live_runs import LiveRuns
@@ -32,14 +32,24 @@ BUNDLED = Path(__file__).parent / "catalogue"
 _STREAMS_END = 2.0  # seconds for streams to deliver their last events once every turn has ended
 
 
+class CannotServe(Exception):
+    """Something that serving needs is missing or unfit; the text says what to change."""
+
+
 async def serve(settings: Settings, ready_fd: int | None = None) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. Raises ``CannotListen`` or ``CatalogueInvalid`` before
-    anything is served; tells ``ready_fd`` (else standard output) the bound address once it is."""
+    """Serve until SIGTERM or SIGINT, then drain. Raises ``CannotListen``, ``CatalogueInvalid`` or
+    ``CannotServe`` before anything is served; tells ``ready_fd`` (else standard output) the bound address
+    once it is."""
     listening.check_address(settings.harness_listen, insecure=settings.insecure)
     async with AsyncExitStack() as stack:
         from harness_service.turn import build_turn
 
-        deps = await _build(settings, stack)
+        try:
+            deps = await _build(settings, stack)
+        except CatalogueInvalid:
+            raise
+        except ValueError as error:  # what an adapter says of its part of the settings
+            raise CannotServe(str(error)) from error
         runs = LiveRuns(build_turn(deps), deps.clock, settings.limits)
         servicer = HarnessServicer(
             runs,

@@ -69,6 +69,7 @@ def serve(
         _fail(str(error), 2)
     configure(settings.log.level, settings.log.format)
     from harness_service.adapters.catalogue_yaml import CatalogueInvalid
+    from harness_service.server import CannotServe
     from harness_service.server import serve as serve_harness
 
     try:
@@ -77,6 +78,8 @@ def serve(
         _fail(str(error), 2)
     except CatalogueInvalid as error:
         _fail(f"the catalogue is not valid:\n{error}", 2)
+    except CannotServe as error:
+        _fail(str(error), 2)
 
 
 @app.command()

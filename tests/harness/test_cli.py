@@ -361,6 +361,19 @@ async def test_wrong_usage_exits_2_and_says_why(arguments: tuple[str, ...]) -> N
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("variable", ["TURNFENCE_KNOWLEDGE", "TURNFENCE_CATALOGUE"])
+async def test_a_folder_that_is_missing_is_named_without_a_traceback(variable: str, tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "harness_service", "serve", "--listen", "127.0.0.1:0"),
+        env={**_environment(), variable: str(tmp_path / "nowhere")},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, err = await process.communicate()
+    assert process.returncode == 2
+    assert b"nowhere" in err
+    assert b"Traceback" not in err
+
+
 async def test_bad_settings_exit_2_naming_every_variable() -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "harness_service", "serve"),
