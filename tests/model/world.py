@@ -143,7 +143,7 @@ class World(Witness):
         self.trip = 0
         actor.handler = None
         if handler is None or actor.turn is None:
-            self.actors.remove(actor)
+            self._ended(actor)
             return False
         actor.answer, actor.error, actor.at = answer, error, "call.answer"
         if actor.lost:
@@ -176,6 +176,11 @@ class World(Witness):
         actor.turn.close()
         actor.turn = None
         if actor.handler is None:
+            self._ended(actor)
+
+    def _ended(self, actor: Actor) -> None:
+        """A directed schedule may go on with an actor that has ended already, as a mutant makes it."""
+        if actor in self.actors:
             self.actors.remove(actor)
 
     def crash_state(self) -> None:
@@ -186,7 +191,7 @@ class World(Witness):
             actor.handler, actor.lost = None, 0
             actor.error = Unavailable()
             if actor.turn is None:
-                self.actors.remove(actor)
+                self._ended(actor)
 
     def expire(self, run: str = "") -> None:
         """Time passes for a holder: its lock is gone, and it knows."""
