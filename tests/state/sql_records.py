@@ -261,6 +261,7 @@ def expected(story: Story, turn: r.TurnRef, given: PersistBatch) -> Conversation
             persist_seq=7,
             fence_version=turn.version,
             deleted=False,
+            fence_trace=turn.run_id,
             updated_at=NOW,
         ),
         dialogue=(given.messages[1], given.messages[0]),

@@ -45,6 +45,7 @@ async def test_a_first_claim_makes_the_conversation_and_its_run(bench: SqlBench,
         persist_seq=0,
         fence_version=1,
         deleted=False,
+        fence_trace=start.run_id,
     )
     assert msgspec.structs.replace(claim, row=plain(claim.row)) == Claim(
         ClaimKind.CLAIMED, row=row, fence_version=1
