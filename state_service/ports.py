@@ -82,6 +82,14 @@ class Op(msgspec.Struct, frozen=True):
     number: int = 0
 
 
+class Phase(StrEnum):
+    """Where in a turn a write belongs."""
+
+    TURN = ""
+    BEGIN = "BEGIN"  # FENCED once the turn has flushed: a begin that is late mends nothing any more
+    RECOVERY = "RECOVERY"  # as BEGIN, and the data version stays: what is not merged yet looks no newer
+
+
 class Applied(msgspec.Struct, frozen=True):
     code: Code
     data_seq: int
@@ -172,6 +180,7 @@ class HotStore(Protocol):
         sequence: int = 0,
         stamp: tuple[int, int] | None = None,
         base_seq: int | None = None,
+        phase: Phase = Phase.TURN,
     ) -> Applied:
         """flush.lua: all ops or none, under the fence (version and owner equal). ``sequence`` > 0:
         only as the turn's next flush (a repeat with the same content answers ALREADY). ``stamp``:
@@ -273,8 +282,8 @@ class ClaimKind(StrEnum):
 class Claim(msgspec.Struct, frozen=True):
     """Answer of ``claim``. For KNOWN_MESSAGE nothing was written and ``existing`` is the run with
     its input hash; without ``existing`` it is another user's. ``messages`` and ``calls`` are what S1–S3
-    of turns that never persisted left in SQL (row version above ``row.state_version``); ``unfinished``:
-    runs still RUNNING below ours."""
+    may have left in SQL alone (row version from ``row.state_version`` on: the last turn that persisted may
+    have written to SQL what Redis lost); ``unfinished``: runs still RUNNING below ours."""
 
     kind: ClaimKind
     row: ConversationRow | None = None
@@ -346,6 +355,13 @@ class PersistBatch(msgspec.Struct, frozen=True):
     run_ends: tuple[RunEnd, ...] = ()
 
 
+class Commit(StrEnum):
+    DONE = "DONE"
+    FENCED = "FENCED"  # another turn holds the fence; nothing was written
+    OLDER = "OLDER"  # SQL has a newer stamp than the batch: Redis went back; nothing was written
+    ENDED = "ENDED"  # written, but the turn's own run had another end before: that one counts
+
+
 class S2(StrEnum):
     INSERTED = "INSERTED"
     MINE = "MINE"  # this evidence id is registered already
@@ -402,16 +418,24 @@ class ColdStore(Protocol):
         """A large node-space field (OUTPUT), before its placeholder is flushed."""
         ...
 
-    async def persist(self, turn: r.TurnRef, batch: PersistBatch, *, now_ms: int) -> bool:
-        """The commit. Raises ``StoreUnavailable`` when the outcome is unknown (ask ``committed``)."""
+    async def persist(self, turn: r.TurnRef, batch: PersistBatch, *, now_ms: int) -> Commit:
+        """The commit, safe to repeat. Raises ``StoreUnavailable`` when the outcome is unknown."""
         ...
 
     async def committed(self, organ_id: str, run_id: str) -> bool:
         """Whether the run's turn_commit row exists, asked on a fresh connection."""
         ...
 
-    async def end_runs(self, scope: Scope, ends: Sequence[RunEnd], *, only_running: bool = True) -> None:
-        """Record ends of runs outside the fence (interrupted, abandoned, state lost)."""
+    async def interrupt(self, turn: r.TurnRef, ends: Sequence[RunEnd]) -> bool:
+        """Record, under the fence, the end of runs that left none. One that has an end keeps it."""
+        ...
+
+    async def give_up(self, scope: Scope, end: RunEnd) -> None:
+        """Record a run's end outside the fence, by the run itself. One that has an end keeps it."""
+        ...
+
+    async def calls(self, scope: Scope, evidence_ids: Sequence[str]) -> list[r.EvidenceHead]:
+        """The calls of these ids, as far as SQL knows them."""
         ...
 
     async def append_late_trace(self, scope: Scope, run_id: str, trace: r.TraceEvent) -> None:

@@ -38,6 +38,7 @@ from state_service.ports import (
     Lease,
     Op,
     OpName,
+    Phase,
     Read,
     Registered,
     Scope,
@@ -425,6 +426,7 @@ class RedisHot(HotStore):
         sequence: int = 0,
         stamp: tuple[int, int] | None = None,
         base_seq: int | None = None,
+        phase: Phase = Phase.TURN,
     ) -> Applied:
         encoded = encode_ops(ops, OWN_KEYS)
         arguments = (
@@ -433,6 +435,7 @@ class RedisHot(HotStore):
             content_hash(ops) if sequence else "",
             *(stamp if stamp is not None else ("", "")),
             base_seq if base_seq is not None else "",
+            phase,
             *encoded.arguments,
         )
         code, data_seq = await self._run(FLUSH, self._names(turn, encoded.suffixes), arguments)

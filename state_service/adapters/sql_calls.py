@@ -21,7 +21,7 @@ from state_service.adapters.sql_statements import (
     rows_of,
     stamped,
 )
-from state_service.adapters.sql_tables import task_node_payload, tool_call_record
+from state_service.adapters.sql_tables import HEAD_COLUMNS, task_node_payload, tool_call_record
 from state_service.core.changes import UNRESOLVED
 from state_service.ports import S2, ColdCall, S2Result, Scope
 from turnfence import records as r
@@ -58,7 +58,7 @@ async def register(
     connection: AsyncConnection, turn: r.TurnRef, head: r.EvidenceHead, request_json: str, now_ms: int
 ) -> S2Result:
     """S2: a plain INSERT under the locked fence. Raises ``Duplicate`` when a race lost to the key."""
-    if not await sql_claim.lock(connection, turn):
+    if await sql_claim.lock(connection, turn) is None:
         return S2Result(S2.FENCED)
     mine = await row_of(
         connection,
@@ -67,6 +67,7 @@ async def register(
             turn.organ_id,
             in_conversation(tool_call_record, Scope(turn.organ_id, turn.conversation_id)),
             tool_call_record.c.call_id == head.evidence_id,
+            columns=HEAD_COLUMNS,
         ),
     )
     if mine is not None:
@@ -97,6 +98,7 @@ async def barring(
             in_conversation(tool_call_record, scope),
             calls.live_key.between(stem, f"{stem}~"),
             or_(calls.task_id == head.task_id, calls.call_status.in_(_OPEN)),
+            columns=HEAD_COLUMNS,
         ).limit(1),
     )
     return head_of(found) if found is not None else None
@@ -130,7 +132,7 @@ async def settle(
     connection: AsyncConnection, turn: r.TurnRef, calls: Sequence[ColdCall], now_ms: int
 ) -> bool:
     """S3: UPDATE by call id, else INSERT; the fence decides before."""
-    if not await sql_claim.lock(connection, turn):
+    if await sql_claim.lock(connection, turn) is None:
         return False
     await put_payloads(
         connection,
@@ -230,6 +232,22 @@ async def call_payload(
     if row["response"]:
         return str(row["response"])
     return await payload(connection, scope, row["payload_id"]) if row["payload_id"] else None
+
+
+async def heads(
+    connection: AsyncConnection, scope: Scope, evidence_ids: Sequence[str]
+) -> list[r.EvidenceHead]:
+    found = await rows_of(
+        connection,
+        pick(
+            tool_call_record,
+            scope.organ_id,
+            in_conversation(tool_call_record, scope),
+            tool_call_record.c.call_id.in_(evidence_ids),
+            columns=HEAD_COLUMNS,
+        ),
+    )
+    return [head_of(row) for row in found]
 
 
 async def requests(connection: AsyncConnection, scope: Scope, evidence_ids: Sequence[str]) -> dict[str, str]:

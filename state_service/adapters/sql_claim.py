@@ -19,6 +19,7 @@ from state_service.adapters.sql_statements import (
     stamped,
 )
 from state_service.adapters.sql_tables import (
+    HEAD_COLUMNS,
     chat_conversation,
     chat_message,
     diagnosis_run,
@@ -53,8 +54,12 @@ async def find(connection: AsyncConnection, scope: Scope) -> Mapping[str, Any] |
     )
 
 
-async def lock(connection: AsyncConnection, turn: r.TurnRef) -> bool:
-    """Lock the conversation's row and see whether this turn still holds the fence: by equality."""
+Stamp = tuple[int, int]
+
+
+async def lock(connection: AsyncConnection, turn: r.TurnRef) -> Stamp | None:
+    """Lock the conversation's row and see whether this turn still holds the fence: by equality. The stamp
+    of what SQL has (state_version, persist_seq); None: fenced."""
     scope = Scope(turn.organ_id, turn.conversation_id)
     row = await row_of(
         connection,
@@ -62,10 +67,17 @@ async def lock(connection: AsyncConnection, turn: r.TurnRef) -> bool:
             chat_conversation,
             scope.organ_id,
             in_conversation(chat_conversation, scope),
-            columns=(chat_conversation.c.fence_version, chat_conversation.c.fence_trace),
+            columns=(
+                chat_conversation.c.fence_version,
+                chat_conversation.c.fence_trace,
+                chat_conversation.c.state_version,
+                chat_conversation.c.persist_seq,
+            ),
         ).with_for_update(),
     )
-    return row is not None and (row["fence_version"], row["fence_trace"]) == (turn.version, turn.run_id)
+    if row is None or (row["fence_version"], row["fence_trace"]) != (turn.version, turn.run_id):
+        return None
+    return row["state_version"], row["persist_seq"]
 
 
 class KnownMessage(Exception):
@@ -160,15 +172,15 @@ async def _start_run(
 
 
 async def _claimed(connection: AsyncConnection, scope: Scope, row: ConversationRow, version: int) -> Claim:
-    """What turns that never persisted left behind: rows above the version that SQL has whole."""
-    above = row.state_version
+    """What S1–S3 may have left in SQL alone: rows from the version on that was persisted last."""
+    since = row.state_version
     messages = await rows_of(
         connection,
         pick(
             chat_message,
             scope.organ_id,
             in_conversation(chat_message, scope),
-            chat_message.c.version > above,
+            chat_message.c.version >= since,
             chat_message.c.version < version,
         ).order_by(chat_message.c.version, chat_message.c.idx),
     )
@@ -178,8 +190,9 @@ async def _claimed(connection: AsyncConnection, scope: Scope, row: ConversationR
             tool_call_record,
             scope.organ_id,
             in_conversation(tool_call_record, scope),
-            tool_call_record.c.version > above,
+            tool_call_record.c.version >= since,
             tool_call_record.c.version < version,
+            columns=(*HEAD_COLUMNS, tool_call_record.c.version),
         ),
     )
     unfinished = await rows_of(

@@ -17,6 +17,7 @@ from state_service.ports import (
     ClaimKind,
     Clock,
     ColdCall,
+    Commit,
     ConversationRow,
     ConversationRows,
     PersistBatch,
@@ -65,7 +66,7 @@ class SqlCold:
 
     async def insert_message(self, turn: r.TurnRef, message: r.DialogueMessage) -> bool:
         async def work(connection: AsyncConnection) -> bool:
-            if not await sql_claim.lock(connection, turn):
+            if await sql_claim.lock(connection, turn) is None:
                 return False
             await sql_persist.add_messages(connection, _scope(turn), [message], self._clock.now_ms())
             return True
@@ -94,7 +95,7 @@ class SqlCold:
 
     async def put_payload(self, turn: r.TurnRef, *, payload_id: str, payload_type: str, data: str) -> bool:
         async def work(connection: AsyncConnection) -> bool:
-            if not await sql_claim.lock(connection, turn):
+            if await sql_claim.lock(connection, turn) is None:
                 return False
             await sql_calls.put_payloads(
                 connection, turn, [(payload_id, data)], self._clock.now_ms(), payload_type
@@ -103,18 +104,26 @@ class SqlCold:
 
         return await self._do.write(work)
 
-    async def persist(self, turn: r.TurnRef, batch: PersistBatch, *, now_ms: int) -> bool:
+    async def persist(self, turn: r.TurnRef, batch: PersistBatch, *, now_ms: int) -> Commit:
         return await self._do.write(lambda connection: sql_persist.persist(connection, turn, batch, now_ms))
 
     async def committed(self, organ_id: str, run_id: str) -> bool:
         return await self._do.read(lambda connection: sql_runs.committed(connection, organ_id, run_id))
 
-    async def end_runs(self, scope: Scope, ends: Sequence[RunEnd], *, only_running: bool = True) -> None:
-        await self._do.write(
-            lambda connection: sql_runs.end(
-                connection, scope, ends, self._clock.now_ms(), only_running=only_running
-            )
-        )
+    async def interrupt(self, turn: r.TurnRef, ends: Sequence[RunEnd]) -> bool:
+        async def work(connection: AsyncConnection) -> bool:
+            if await sql_claim.lock(connection, turn) is None:
+                return False
+            await sql_runs.end(connection, _scope(turn), ends, self._clock.now_ms())
+            return True
+
+        return await self._do.write(work)
+
+    async def give_up(self, scope: Scope, end: RunEnd) -> None:
+        await self._do.write(lambda connection: sql_runs.end(connection, scope, [end], self._clock.now_ms()))
+
+    async def calls(self, scope: Scope, evidence_ids: Sequence[str]) -> list[r.EvidenceHead]:
+        return await self._do.read(lambda connection: sql_calls.heads(connection, scope, evidence_ids))
 
     async def append_late_trace(self, scope: Scope, run_id: str, trace: r.TraceEvent) -> None:
         async def work(connection: AsyncConnection) -> None:

@@ -25,15 +25,18 @@ from state_service.adapters.sql_tables import (
     task_instance,
     task_resume_record,
 )
-from state_service.ports import PersistBatch, Scope
+from state_service.ports import Commit, PersistBatch, RunEnd, Scope
 from turnfence import records as r
 from turnfence.records import to_json
 
 
-async def persist(connection: AsyncConnection, turn: r.TurnRef, batch: PersistBatch, now_ms: int) -> bool:
-    """False: fenced, and nothing was written."""
-    if not await sql_claim.lock(connection, turn):
-        return False
+async def persist(connection: AsyncConnection, turn: r.TurnRef, batch: PersistBatch, now_ms: int) -> Commit:
+    """See ``ports.Commit``."""
+    known = await sql_claim.lock(connection, turn)
+    if known is None:
+        return Commit.FENCED
+    if (batch.data_version, batch.persist_seq) < known:
+        return Commit.OLDER
     scope = Scope(turn.organ_id, turn.conversation_id)
     await _conversation(connection, scope, batch, now_ms)
     await _messages(connection, scope, batch, now_ms)
@@ -42,9 +45,19 @@ async def persist(connection: AsyncConnection, turn: r.TurnRef, batch: PersistBa
     await _calls(connection, turn, batch, now_ms)
     await _entities(connection, scope, turn, batch, now_ms)
     await sql_runs.trace(connection, scope, turn.version, batch.traces, now_ms)
-    await sql_runs.end(connection, scope, batch.run_ends, now_ms, only_running=True)
-    await sql_runs.commit(connection, scope, batch.run_ends, batch.persist_seq, now_ms)
-    return True
+    counted = await sql_runs.end(connection, scope, batch.run_ends, now_ms)
+    await sql_runs.commit(connection, scope, counted, batch.persist_seq, now_ms)
+    return await _own_end(connection, turn, batch, counted)
+
+
+async def _own_end(
+    connection: AsyncConnection, turn: r.TurnRef, batch: PersistBatch, counted: Sequence[RunEnd]
+) -> Commit:
+    """A turn that was given up, or interrupted, before its prepared end came here did not end so."""
+    ours = [end for end in batch.run_ends if end.prepared and end.run.run_id == turn.run_id]
+    if not ours or ours[0] in counted or await sql_runs.committed(connection, turn.organ_id, turn.run_id):
+        return Commit.DONE
+    return Commit.ENDED
 
 
 async def _conversation(connection: AsyncConnection, scope: Scope, batch: PersistBatch, now_ms: int) -> None:
@@ -65,7 +78,6 @@ async def _conversation(connection: AsyncConnection, scope: Scope, batch: Persis
             chat_conversation,
             scope.organ_id,
             in_conversation(chat_conversation, scope),
-            chat_conversation.c.state_version <= batch.data_version,
         ).values(**values)
     )
 

@@ -94,17 +94,21 @@ async def move(connection: AsyncConnection, organ_id: str, run_id: str, version:
     )
 
 
-async def end(
-    connection: AsyncConnection, scope: Scope, ends: Sequence[RunEnd], now_ms: int, *, only_running: bool
-) -> None:
-    """Write how runs ended. ``only_running``: a run that has an end keeps it."""
+async def end(connection: AsyncConnection, scope: Scope, ends: Sequence[RunEnd], now_ms: int) -> list[RunEnd]:
+    """Write how runs ended: a run that has an end keeps it. Answers the ends that count."""
+    counted = []
     for one in ends:
-        conditions = [in_conversation(diagnosis_run, scope), diagnosis_run.c.run_id == one.run.run_id]
-        if only_running:
-            conditions.append(diagnosis_run.c.run_state == RunState.RUNNING.value)
-        await connection.execute(
+        conditions = (
+            in_conversation(diagnosis_run, scope),
+            diagnosis_run.c.run_id == one.run.run_id,
+            diagnosis_run.c.run_state == RunState.RUNNING.value,
+        )
+        ended = await connection.execute(
             change(diagnosis_run, scope.organ_id, *conditions).values(**_end_row(one), update_time=now_ms)
         )
+        if ended.rowcount:
+            counted.append(one)
+    return counted
 
 
 def _end_row(end: RunEnd) -> dict[str, Any]:
@@ -137,7 +141,7 @@ def _conclusion(run: r.Run) -> str:
 async def commit(
     connection: AsyncConnection, scope: Scope, ends: Sequence[RunEnd], persist_seq: int, now_ms: int
 ) -> None:
-    """``turn_commit`` of every prepared run; a duplicate in a retry is success."""
+    """``turn_commit`` of every prepared run, of the ends that count; a duplicate in a retry is success."""
     await add_missing(
         connection,
         turn_commit,

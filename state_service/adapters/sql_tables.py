@@ -251,6 +251,8 @@ tool_call_record = _table(
         ["trace_id"],
     ],
 )
+# A call without its request and response, which may be large.
+HEAD_COLUMNS = tuple(c for c in tool_call_record.c if c.name not in ("request", "response"))
 tool_call_record.append_constraint(
     UniqueConstraint("organ_id", "task_id", "live_key", name="uk_tool_call_record_live")
 )

@@ -20,6 +20,7 @@ from state_service.ports import (
     Claim,
     ClaimKind,
     Code,
+    Phase,
     RunStart,
     Scope,
     StoreUnavailable,
@@ -50,8 +51,10 @@ async def begin_turn(stores: Stores, request: r.BeginTurnRequest) -> r.BeginTurn
         version=acquired.version,
         lease_token=acquired.token,
     )
+    known = recover.persisted(claim)
     for _ in range(ATTEMPTS):
-        recovered = await recover.recover(stores, turn, claim, stale_owner=acquired.previous_run)
+        recovered = await recover.recover(stores, turn, claim, known)
+        known = recovered.known
         message = _stored_message(request, recovered)
         ops = [*recovered.ops]
         if message is None:
@@ -64,6 +67,7 @@ async def begin_turn(stores: Stores, request: r.BeginTurnRequest) -> r.BeginTurn
             now_ms=stores.clock.now_ms(),
             stamp=recovered.view.conversation.stamp,
             base_seq=claim.row.persist_seq if claim.row else 0,
+            phase=Phase.BEGIN,
         )
         if applied.code is not Code.GAP:
             break

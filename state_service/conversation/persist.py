@@ -12,11 +12,23 @@ from collections.abc import Sequence
 import msgspec
 import structlog
 
-from state_service.conversation.stores import Stores, refused, scope_of, written
+from state_service.conversation.stores import Stores, check_fence, refused, scope_of, written
 from state_service.core import drain as drains
+from state_service.core import keys, members
 from state_service.core.changes import given_up_ops, operations, prepare_ops
 from state_service.core.spill import spill
-from state_service.ports import Code, Op, OpName, PersistBatch, RunEnd, Scope, StoreUnavailable
+from state_service.ports import (
+    Code,
+    Commit,
+    Op,
+    OpName,
+    PersistBatch,
+    Phase,
+    Read,
+    RunEnd,
+    Scope,
+    StoreUnavailable,
+)
 from turnfence import records as r
 from turnfence.axes import CancelReason, Durability, RunState
 from turnfence.errors import Reason, TurnfenceError, invalid, too_large
@@ -71,8 +83,8 @@ async def _apply(stores: Stores, turn: r.TurnRef, sequence: int, ops: Sequence[O
 async def persist_turn(stores: Stores, request: r.PersistTurnRequest) -> r.PersistTurnResponse:
     """End a turn. A repeat after a lost answer finds the ``turn_commit`` row and says so.
 
-    Raises STATE_FENCED (and then nothing of the turn's end is kept), STATE_LOST, STATE_UNAVAILABLE
-    (nothing was prepared), STATE_WRITE_FAILED.
+    Raises STATE_FENCED and STATE_LOST (the turn did not end as it says here), STATE_UNAVAILABLE (nothing
+    was prepared), STATE_WRITE_FAILED.
     """
     turn = request.turn
     outcome = _ended(request.outcome, turn.run_id, turn.conversation_id)
@@ -83,16 +95,31 @@ async def persist_turn(stores: Stores, request: r.PersistTurnRequest) -> r.Persi
         data_seq = await _apply(stores, turn, request.sequence, ops)
         return await _finish(stores, msgspec.structs.replace(turn, seen_seq=data_seq))
     except TurnfenceError as error:
-        # Fenced by its own end: a repeat, or whoever finished it meanwhile.
-        if error.reason is Reason.STATE_FENCED and await stores.cold.committed(turn.organ_id, turn.run_id):
-            return r.PersistTurnResponse(durability=Durability.PERSISTED, already_persisted=True)
-        raise
+        if error.reason not in (Reason.STATE_FENCED, Reason.STATE_LOST):
+            raise
+        ended = await _ended_already(stores, turn)
+        if ended is None:
+            raise
+        return ended
+
+
+async def _ended_already(stores: Stores, turn: r.TurnRef) -> r.PersistTurnResponse | None:
+    """A turn that is barred by its own end: it ended by an earlier try of the same call, or a successor has
+    the fence and will bring the prepared end to SQL. The outbox is asked first: a member that is gone from
+    it is in SQL, or was lost with Redis."""
+    member = members.commit(turn.run_id)
+    (prepared,) = await stores.hot.read(scope_of(turn), [Read("HGET", keys.OUTBOX, (member,))])
+    if prepared:
+        return r.PersistTurnResponse(durability=Durability.PENDING)
+    if await stores.cold.committed(turn.organ_id, turn.run_id):
+        return r.PersistTurnResponse(durability=Durability.PERSISTED, already_persisted=True)
+    return None
 
 
 async def _finish(stores: Stores, turn: r.TurnRef) -> r.PersistTurnResponse:
     """Commit and close what is prepared."""
     try:
-        done = await drain(stores, turn, closing=True)
+        done = await drain(stores, turn, closing=True, prepared=True)
     except StoreUnavailable:
         return await _pending(stores, turn, turn.seen_seq)
     return r.PersistTurnResponse(
@@ -126,53 +153,61 @@ class Done(msgspec.Struct, frozen=True):
     records: tuple[r.TaskRecord, ...]
 
 
-async def drain(stores: Stores, turn: r.TurnRef, *, closing: bool = False) -> Done:
-    """Read what is dirty, commit it, clean up after. ``closing``: the turn's own end, which also
-    clears the owner and frees the lock. Raises ``StoreUnavailable`` when nothing was committed."""
+async def drain(stores: Stores, turn: r.TurnRef, *, closing: bool = False, prepared: bool = False) -> Done:
+    """Read what is dirty, commit it, clean up after. ``closing``: also clear the owner and free the lock.
+    ``prepared``: what is dirty holds the turn's own end. Raises ``StoreUnavailable`` when nothing was
+    committed."""
     scope = scope_of(turn)
     pending = drains.pending(await stores.hot.read(scope, drains.PENDING_READS))
-    _still_ours(pending, turn)
+    check_fence(pending.state, turn)
+    if prepared and members.commit(turn.run_id) not in pending.outbox:
+        raise refused(Code.LOST)  # nobody but its own close takes it away: Redis went back
+    seen = msgspec.structs.replace(turn, seen_seq=pending.data_seq)
     plan = drains.plan(pending)
-    values = drains.values(plan, await stores.hot.read(scope, drains.value_reads(plan)))
+    state, *raw = await stores.hot.read(scope, [Read("HGETALL", keys.STATE), *drains.value_reads(plan)])
+    check_fence(state, seen)  # values that are older than what names them would be lost when it is cleaned
+    values = drains.values(plan, raw)
     batch = drains.batch(pending, plan, values)
     await _commit(stores, turn, batch)
     ops = drains.close_ops(pending, values, stores.rules.limits, stores.rules.expiries)
     if closing:
-        ops += drains.finish_ops(turn.run_id, stores.rules.expiries)
-    await _close(stores, turn, ops)
+        await _close(stores, seen, [*ops, *drains.finish_ops(turn.run_id, stores.rules.expiries)])
+    else:
+        await _close(stores, seen, ops, phase=Phase.RECOVERY, stamp=pending.stamp)
     return Done(pending=pending, batch=batch, records=tuple(batch.records.values()))
 
 
-def _still_ours(pending: drains.Pending, turn: r.TurnRef) -> None:
-    state = pending.state
-    if not state:
-        raise refused(Code.MISSING)
-    if int(state.get("version") or 0) != turn.version or state.get("lastTraceId") != turn.run_id:
-        raise refused(Code.FENCED)
-    if pending.data_seq < turn.seen_seq:
-        raise refused(Code.LOST)
-
-
 async def _commit(stores: Stores, turn: r.TurnRef, batch: PersistBatch) -> None:
-    """One transaction; an unknown outcome is asked for, then tried once more (D24)."""
-    prepared = [end.run.run_id for end in batch.run_ends if end.prepared]
-    for attempt in (1, 2):
-        try:
-            if not await stores.cold.persist(turn, batch, now_ms=stores.clock.now_ms()):
-                raise TurnfenceError(Reason.STATE_FENCED)
-        except StoreUnavailable:
-            if prepared and await stores.cold.committed(turn.organ_id, prepared[-1]):
-                return
-            if attempt == 2:
-                raise
-        else:
-            return
+    """One transaction, idempotent: when its outcome is unknown it is tried once more (D24). Another turn's
+    ``turn_commit`` row in the batch says nothing about the batch: an earlier drain may have written it."""
+    try:
+        done = await stores.cold.persist(turn, batch, now_ms=stores.clock.now_ms())
+    except StoreUnavailable:
+        done = await stores.cold.persist(turn, batch, now_ms=stores.clock.now_ms())
+    if done is Commit.OLDER:
+        raise refused(Code.LOST)
+    if done is not Commit.DONE:
+        raise refused(Code.FENCED)
 
 
-async def _close(stores: Stores, turn: r.TurnRef, ops: Sequence[Op]) -> None:
+async def _close(
+    stores: Stores,
+    turn: r.TurnRef,
+    ops: Sequence[Op],
+    *,
+    phase: Phase = Phase.TURN,
+    stamp: tuple[int, int] | None = None,
+) -> None:
     """Harmless when it fails: the dirty marks stay, and the next begin does it again (D27)."""
     try:
-        applied = await stores.hot.apply(turn, ops, ttl_ms=stores.rules.ttl_ms, now_ms=stores.clock.now_ms())
+        applied = await stores.hot.apply(
+            turn,
+            ops,
+            ttl_ms=stores.rules.ttl_ms,
+            now_ms=stores.clock.now_ms(),
+            phase=phase,
+            stamp=stamp,
+        )
     except StoreUnavailable as error:
         log.warning("close_left_to_next_begin", run_id=turn.run_id, organ_id=turn.organ_id, error=str(error))
         return
@@ -207,5 +242,5 @@ async def abandon_turn(stores: Stores, request: r.AbandonTurnRequest) -> r.Aband
         now_ms=stores.clock.now_ms(),
     )
     end = RunEnd(run=outcome, closing_events=tuple(request.closing_events), prepared=False)
-    await stores.cold.end_runs(scope, [end])
+    await stores.cold.give_up(scope, end)
     return r.AbandonTurnResponse(released=released)

@@ -6,16 +6,19 @@ from __future__ import annotations
 import msgspec
 
 from state_service.conversation import persist
-from state_service.conversation.stores import Stores, scope_of, written
+from state_service.conversation.stores import Stores, refused, scope_of, written
 from state_service.core import hot, interrupted, keys, normalise, restore
+from state_service.core.changes import UNRESOLVED, evidence_ops, hset, message_ops
 from state_service.core.changes import dirty as dirty_op
-from state_service.core.changes import evidence_ops, hset, message_ops
 from state_service.core.members import node as node_member
-from state_service.ports import Claim, Op, OpName, Read, RunEnd, TaskRows
+from state_service.ports import Claim, Code, Op, OpName, Phase, Read, RunEnd, TaskRows
 from turnfence import records as r
 from turnfence.axes import CallStatus
 from turnfence.errors import Reason, TurnfenceError
 from turnfence.records import to_json
+
+Stamp = tuple[int, int]  # (data version, data sequence)
+ATTEMPTS = 4  # read again when Redis has less than SQL was just given
 
 
 class View(msgspec.Struct, frozen=True):
@@ -29,9 +32,11 @@ class View(msgspec.Struct, frozen=True):
 
 
 class Recovered(msgspec.Struct, frozen=True):
-    """``ops`` put the view right; ``messages``, ``nodes`` and ``heads`` are what they change in it."""
+    """``known``: the stamp that SQL has by now. ``ops`` put the view right; ``messages``, ``nodes`` and
+    ``heads`` are what they change in it."""
 
     view: View
+    known: Stamp
     ops: tuple[Op, ...]
     messages: tuple[r.DialogueMessage, ...]
     nodes: tuple[r.TaskNode, ...]
@@ -39,21 +44,35 @@ class Recovered(msgspec.Struct, frozen=True):
     recovery: r.Recovery
 
 
-async def recover(stores: Stores, turn: r.TurnRef, claim: Claim, *, stale_owner: str) -> Recovered:
-    """Bring the conversation into a state the turn can start from; idempotent."""
+async def recover(stores: Stores, turn: r.TurnRef, claim: Claim, known: Stamp) -> Recovered:
+    """Bring the conversation into a state the turn can start from; idempotent. ``known``: the stamp that SQL
+    has; the turn starts from no less, or raises STATE_LOST."""
     rehydrated: list[str] = []
-    view = await _read(stores, turn)
-    if _is_stale(view.conversation, claim):
-        rehydrated += await _rehydrate_all(stores, turn, view.conversation)
+    drained = Drained()
+    for _ in range(ATTEMPTS):
         view = await _read(stores, turn)
-    drained = await _drain_predecessor(stores, turn, view.conversation)
-    if drained.seen:
-        view = await _read(stores, turn)
+        if view.conversation.stamp < known:
+            rehydrated += await _rehydrate_all(stores, turn, view.conversation)
+            view = await _read(stores, turn)
+        if view.conversation.dirty:
+            drained = drained.then(await _drain_predecessor(stores, turn))
+            known = max(known, drained.stamp)
+            view = await _read(stores, turn)
+        if view.conversation.stamp >= known:
+            break
+    else:
+        raise refused(Code.LOST)  # Redis keeps going back
     if view.conversation.active_task_id and view.task is None:
         rehydrated += await _rehydrate_task(stores, turn, view.conversation)
         view = await _read(stores, turn)
-    ended = await _end_unfinished(stores, turn, claim, drained)
-    return await _mend(stores, turn, claim, view, ended, rehydrated, drained.changes)
+    ended = await _end_unfinished(stores, turn, claim, drained.finished)
+    if ended:
+        view = await _read(stores, turn)
+    mended = await _mend(stores, turn, claim, view)
+    recovery = msgspec.structs.replace(
+        mended.recovery, ended_runs=ended, rehydrated=rehydrated, recovered_changes=drained.changes
+    )
+    return msgspec.structs.replace(mended, recovery=recovery, known=known)
 
 
 async def _read(stores: Stores, turn: r.TurnRef) -> View:
@@ -85,11 +104,10 @@ async def _read(stores: Stores, turn: r.TurnRef) -> View:
 # --- loss -----------------------------------------------------------------------------------------
 
 
-def _is_stale(conversation: hot.HotConversation, claim: Claim) -> bool:
-    """A hot set older than what SQL persisted is dropped whole (D3): a Redis that went back in time
-    must not lend its old data a new version. No hot data and nothing persisted: a new conversation."""
-    persisted = (claim.row.state_version, claim.row.persist_seq) if claim.row is not None else (0, 0)
-    return conversation.stamp < persisted
+def persisted(claim: Claim) -> Stamp:
+    """What SQL has. A hot set that is older is dropped whole (D3): a Redis that went back in time must not
+    lend its old data a new version. No hot data and nothing persisted: a new conversation."""
+    return (claim.row.state_version, claim.row.persist_seq) if claim.row is not None else (0, 0)
 
 
 async def _rehydrate_all(stores: Stores, turn: r.TurnRef, conversation: hot.HotConversation) -> list[str]:
@@ -108,6 +126,7 @@ async def _rehydrate_all(stores: Stores, turn: r.TurnRef, conversation: hot.HotC
             now_ms=stores.clock.now_ms(),
             stamp=conversation.stamp,
             base_seq=rows.row.persist_seq,
+            phase=Phase.BEGIN,
         )
     )
     return ["conversation", *([f"task:{rows.task.metadata.task_id}"] if rows.task else [])]
@@ -129,6 +148,7 @@ async def _rehydrate_task(stores: Stores, turn: r.TurnRef, conversation: hot.Hot
             ttl_ms=stores.rules.ttl_ms,
             now_ms=stores.clock.now_ms(),
             stamp=conversation.stamp,
+            phase=Phase.RECOVERY,
         )
     )
     return [f"task:{task_id}"]
@@ -138,28 +158,32 @@ async def _rehydrate_task(stores: Stores, turn: r.TurnRef, conversation: hot.Hot
 
 
 class Drained(msgspec.Struct, frozen=True):
-    """``seen``: there was something to bring to SQL. ``finished``: runs whose recorded end it held."""
+    """What was brought to SQL. ``finished``: runs whose recorded end it held."""
 
-    seen: bool
+    stamp: Stamp = (0, 0)
     changes: int = 0
     finished: frozenset[str] = frozenset()
 
+    def then(self, later: Drained) -> Drained:
+        changes, finished = self.changes + later.changes, self.finished | later.finished
+        return Drained(stamp=later.stamp, changes=changes, finished=finished)
 
-async def _drain_predecessor(stores: Stores, turn: r.TurnRef, conversation: hot.HotConversation) -> Drained:
+
+async def _drain_predecessor(stores: Stores, turn: r.TurnRef) -> Drained:
     """First bring to SQL what it had flushed and prepared: what a user was shown is never missing."""
-    if not conversation.dirty:
-        return Drained(seen=False)
     done = await persist.drain(stores, turn)
     return Drained(
-        seen=True,
+        stamp=done.pending.stamp,
         changes=len(done.pending.dirty),
         finished=frozenset(end.run.run_id for end in done.batch.run_ends),
     )
 
 
-async def _end_unfinished(stores: Stores, turn: r.TurnRef, claim: Claim, drained: Drained) -> list[str]:
+async def _end_unfinished(
+    stores: Stores, turn: r.TurnRef, claim: Claim, finished: frozenset[str]
+) -> list[str]:
     """Every RUNNING run below our version that left no recorded end becomes FAILED / INTERRUPTED."""
-    unfinished = [run_id for run_id in claim.unfinished if run_id not in drained.finished]
+    unfinished = [run_id for run_id in claim.unfinished if run_id not in finished]
     if not unfinished:
         return []
     scope = scope_of(turn)
@@ -179,31 +203,30 @@ async def _end_unfinished(stores: Stores, turn: r.TurnRef, claim: Claim, drained
             for event in closing
         ]
         ops.append(Op(OpName.SET, key=keys.run(run_id), value=to_json(run)))
-    await stores.cold.end_runs(scope, ends)
-    written(await stores.hot.apply(turn, ops, ttl_ms=stores.rules.ttl_ms, now_ms=stores.clock.now_ms()))
+    if not await stores.cold.interrupt(turn, ends):
+        raise refused(Code.FENCED)
+    written(
+        await stores.hot.apply(
+            turn,
+            ops,
+            ttl_ms=stores.rules.ttl_ms,
+            now_ms=stores.clock.now_ms(),
+            phase=Phase.RECOVERY,
+        )
+    )
     return unfinished
 
 
 # --- what is left -----------------------------------------------------------------------------------
 
 
-async def _mend(
-    stores: Stores,
-    turn: r.TurnRef,
-    claim: Claim,
-    view: View,
-    ended: list[str],
-    rehydrated: list[str],
-    changes: int,
-) -> Recovered:
-    if ended:
-        view = await _read(stores, turn)
+async def _mend(stores: Stores, turn: r.TurnRef, claim: Claim, view: View) -> Recovered:
     ops: list[Op] = []
-    messages = _missing_messages(claim, view)
+    messages = _missing_messages(claim, view, stores.rules.limits.dialogue_max)
     for message in messages:
         ops += message_ops(message, stores.rules.limits)
     heads = {head.evidence_id: head for head in view.open_heads}
-    merged = await _merge_calls(stores, turn, claim)
+    merged = await _merge_calls(stores, turn, claim, view)
     for head in merged:
         heads[head.evidence_id] = head
         ops += evidence_ops(head)
@@ -225,29 +248,44 @@ async def _mend(
     ops += _renewals(view, stores.rules.ttl_ms)
     return Recovered(
         view=view,
+        known=view.conversation.stamp,
         ops=tuple(ops),
         messages=tuple(messages),
         nodes=tuple(nodes),
         heads=tuple(heads.values()),
         recovery=r.Recovery(
-            ended_runs=ended,
             nodes_reset=[node.node_id for node in nodes],
             evidence_unknown=unknown,
             evidence_cancelled=cancelled,
-            rehydrated=rehydrated,
-            recovered_changes=changes,
         ),
     )
 
 
-def _missing_messages(claim: Claim, view: View) -> list[r.DialogueMessage]:
-    known = {message.message_id for message in view.conversation.dialogue}
-    return [message for message in claim.messages if message.message_id not in known]
+def _missing_messages(claim: Claim, view: View, dialogue_max: int) -> list[r.DialogueMessage]:
+    """Those that SQL alone has. What is older than a full window has left it, and is not missing."""
+    window = view.conversation.dialogue
+    known = {message.message_id for message in window}
+    oldest = (window[0].version, window[0].idx) if len(window) >= dialogue_max else (0, 0)
+    return [m for m in claim.messages if m.message_id not in known and (m.version, m.idx) > oldest]
 
 
-async def _merge_calls(stores: Stores, turn: r.TurnRef, claim: Claim) -> list[r.EvidenceHead]:
-    """Calls that SQL knows better than Redis (D41); a settled state wins, whichever side has it."""
-    calls = [row.head for row in claim.calls]
+async def _merge_calls(stores: Stores, turn: r.TurnRef, claim: Claim, view: View) -> list[r.EvidenceHead]:
+    """Calls that SQL knows better than Redis (D41); a settled state wins, whichever side has it. A call that
+    Redis holds open is looked up however old it is; one that the last persist knew as settled matters to its
+    own task only, and to none that is closed."""
+    since = claim.row.state_version if claim.row is not None else 0
+    known = {row.head.evidence_id: row.head for row in claim.calls}
+    held = {head.evidence_id for head in view.open_heads}
+    held |= {row.head.evidence_id for row in claim.calls if row.version > since}
+    asked = [head.evidence_id for head in view.open_heads if head.evidence_id not in known]
+    if asked:
+        known |= {head.evidence_id: head for head in await stores.cold.calls(scope_of(turn), asked)}
+    active = view.conversation.active_task_id
+    calls = [
+        head
+        for head in known.values()
+        if head.status in UNRESOLVED or head.evidence_id in held or (active and head.task_id == active)
+    ]
     if not calls:
         return []
     raw = await stores.hot.read(

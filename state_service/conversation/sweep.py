@@ -22,6 +22,7 @@ from state_service.ports import (
     ClaimKind,
     Code,
     Forgotten,
+    Phase,
     RunStart,
     StoreCorrupt,
     StoreUnavailable,
@@ -113,8 +114,10 @@ async def recover_conversation(stores: Stores, found: Forgotten) -> bool:
     if claim.kind is not ClaimKind.CLAIMED:
         await stores.hot.undo_acquire(turn, previous_run=acquired.previous_run)
         return False
+    known = recover.persisted(claim)
     for _ in range(ATTEMPTS):
-        recovered = await recover.recover(stores, turn, claim, stale_owner=acquired.previous_run)
+        recovered = await recover.recover(stores, turn, claim, known)
+        known = recovered.known
         applied = await stores.hot.apply(
             turn,
             recovered.ops,
@@ -122,6 +125,7 @@ async def recover_conversation(stores: Stores, found: Forgotten) -> bool:
             now_ms=stores.clock.now_ms(),
             stamp=recovered.view.conversation.stamp,
             base_seq=claim.row.persist_seq if claim.row else 0,
+            phase=Phase.BEGIN,
         )
         if applied.code is not Code.GAP:
             break

@@ -40,6 +40,10 @@ class Pending(msgspec.Struct, frozen=True):
     def data_seq(self) -> int:
         return int(self.state.get("dataSeq") or 0)
 
+    @property
+    def stamp(self) -> tuple[int, int]:
+        return self.data_version, self.data_seq
+
 
 PENDING_READS = (
     Read("HGETALL", keys.STATE),

@@ -153,8 +153,8 @@ MUTANTS = (
     Mutant(
         "a run row that is never closed",
         "state_service/conversation/recover.py",
-        "    await stores.cold.end_runs(scope, ends)\n",
-        "",
+        "    if not await stores.cold.interrupt(turn, ends):\n",
+        "    if not ends:\n",
         ("tests/state/test_state_process.py", "tests/state/test_sweeper.py"),
         "embedded",
     ),

@@ -11,7 +11,7 @@ import pytest
 
 from state_service.adapters.sql_calls import live_key
 from state_service.adapters.sql_tables import task_node_payload, tool_call_record
-from state_service.ports import S2, ColdCall, S2Result, StoreCorrupt
+from state_service.ports import S2, ColdCall, Commit, S2Result, StoreCorrupt
 from tests.contract.turns import NOW, hash_of, new_id
 from tests.state.sql_bench import AWKWARD, SqlBench, Story, batch, message, write_head
 from tests.state.sql_records import full_head
@@ -32,7 +32,7 @@ async def with_task(story: Story, bench: SqlBench) -> r.TurnRef:
     """A turn whose task is in SQL; its fence goes on."""
     turn = await story.begin(1)
     tasks = tuple(r.TaskMetadata(task_id=name, status=TaskStatus.RUNNING) for name in ("t1", "t2"))
-    assert await bench.cold.persist(turn, batch(turn, tasks=tasks, run_ends=()), now_ms=NOW)
+    assert await bench.cold.persist(turn, batch(turn, tasks=tasks, run_ends=()), now_ms=NOW) is Commit.DONE
     return turn
 
 
@@ -188,7 +188,7 @@ async def test_what_is_settled_is_never_made_unsettled(
     again = msgspec.structs.replace(done, status=late, business_ok=None)
     assert await bench.cold.settle_calls(turn, [ColdCall(again, "", "[2]")])
     drained = batch(turn, calls=(again,), call_payloads={again.evidence_id: "[3]"}, run_ends=())
-    assert await bench.cold.persist(turn, drained, now_ms=NOW)
+    assert await bench.cold.persist(turn, drained, now_ms=NOW) is Commit.DONE
     assert await bench.dump(story.scope.organ_id) == before
 
 
@@ -211,7 +211,7 @@ async def test_a_second_write_that_happened_is_recorded_though_its_key_is_taken(
     if way == "settle":
         assert await bench.cold.settle_calls(turn, [ColdCall(head, "{}", "") for head in ended])
     else:
-        assert await bench.cold.persist(turn, batch(turn, calls=tuple(ended)), now_ms=NOW)
+        assert await bench.cold.persist(turn, batch(turn, calls=tuple(ended)), now_ms=NOW) is Commit.DONE
     assert await heads(bench, story) == {head.evidence_id: head for head in ended}
     for head in ended:  # while one of them counts, it bars the next
         answer = await bench.cold.register_call(turn, write_head(turn), "{}")

@@ -17,6 +17,7 @@ from state_service.ports import (
     Claim,
     ClaimKind,
     ColdCall,
+    Commit,
     ConversationRow,
     RunEnd,
     S2Result,
@@ -84,9 +85,13 @@ async def test_a_run_that_begins_again_under_a_new_version_moves_there(bench: Sq
     assert len(await bench.rows(diagnosis_run, story.scope.organ_id)) == 1
 
 
-async def test_a_claim_brings_what_turns_that_never_persisted_left(bench: SqlBench, story: Story) -> None:
+async def test_a_claim_brings_what_the_last_persist_may_not_have_known(bench: SqlBench, story: Story) -> None:
+    """Of the version that persisted last and of those since; what is older is whole in SQL."""
+    zeroth = await story.begin(0)
+    await bench.cold.persist(zeroth, batch(zeroth, messages=(message(zeroth),)), now_ms=NOW)
     first = await story.begin(1)
-    await bench.cold.persist(first, batch(first), now_ms=NOW)  # whole in SQL: not left behind
+    known = message(first)
+    await bench.cold.persist(first, batch(first, messages=(known,)), now_ms=NOW)
     second, third = await story.begin(2), story.start()
     said = [message(second, idx=idx) for idx in (2, 1)]
     for each in said:
@@ -94,7 +99,7 @@ async def test_a_claim_brings_what_turns_that_never_persisted_left(bench: SqlBen
     head = write_head(second)
     assert await bench.cold.register_call(second, head, "{}") == S2Result(S2.INSERTED, head)
     claim = await story.claim(3, third)
-    assert claim.messages == (said[1], said[0])
+    assert claim.messages == (known, said[1], said[0])
     assert claim.calls == (CallRow(head, 2),)
     assert claim.unfinished == (second.run_id,)
     assert claim.row is not None
@@ -213,13 +218,14 @@ async def _settle(bench: SqlBench, story: Story, turn: r.TurnRef) -> Any:
 
 FENCED: dict[str, tuple[Write, Any]] = {
     "insert_message": (lambda b, s, t: b.cold.insert_message(t, message(t)), False),
+    "interrupt": (lambda b, s, t: b.cold.interrupt(t, batch(t).run_ends), False),
     "register_call": (lambda b, s, t: b.cold.register_call(t, write_head(t), "{}"), S2Result(S2.FENCED)),
     "settle_calls": (_settle, False),
     "put_payload": (
         lambda b, s, t: b.cold.put_payload(t, payload_id="p", payload_type="OUTPUT", data="{}"),
         False,
     ),
-    "persist": (lambda b, s, t: b.cold.persist(t, batch(t), now_ms=NOW), False),
+    "persist": (lambda b, s, t: b.cold.persist(t, batch(t), now_ms=NOW), Commit.FENCED),
 }
 
 
@@ -256,16 +262,17 @@ async def test_a_persist_and_the_next_claim_at_once_are_one_after_the_other(benc
         done, claim = await asyncio.gather(bench.cold.persist(turn, batch(turn), now_ms=NOW), story.claim(2))
         assert claim.kind is ClaimKind.CLAIMED
         assert claim.row is not None
-        assert claim.row.state_version == (1 if done else 0)
-        assert claim.unfinished == (() if done else (turn.run_id,))
-        assert await bench.cold.committed(story.scope.organ_id, turn.run_id) is done
+        first = done is Commit.DONE
+        assert claim.row.state_version == (1 if first else 0)
+        assert claim.unfinished == (() if first else (turn.run_id,))
+        assert await bench.cold.committed(story.scope.organ_id, turn.run_id) is first
 
 
 async def test_one_persist_by_many_at_once_has_one_effect(bench: SqlBench, story: Story) -> None:
     turn = await story.begin(1)
     whole = batch(turn, messages=(message(turn),), calls=(write_head(turn),))
     done = await asyncio.gather(*(bench.cold.persist(turn, whole, now_ms=NOW) for _ in range(6)))
-    assert done == [True] * 6
+    assert done == [Commit.DONE] * 6
     counts = {name: len(rows) for name, rows in (await bench.dump(story.scope.organ_id)).items()}
     assert set(counts.values()) == {1}, counts
 
@@ -273,7 +280,7 @@ async def test_one_persist_by_many_at_once_has_one_effect(bench: SqlBench, story
 # --- ends outside the fence -----------------------------------------------------------------------
 
 
-async def test_an_end_that_a_run_has_stays_unless_it_is_meant(bench: SqlBench, story: Story) -> None:
+async def test_an_end_that_a_run_has_stays(bench: SqlBench, story: Story) -> None:
     turn = await story.begin(1)
     await story.begin(2)  # the fence has moved on
 
@@ -283,17 +290,13 @@ async def test_an_end_that_a_run_has_stays_unless_it_is_meant(bench: SqlBench, s
         assert run.durability is None  # it has no commit
         return run.run_state
 
-    def end(run_state: RunState) -> list[RunEnd]:
-        return [
-            RunEnd(run=run_of(turn, run_state=run_state), closing_events=(), prepared=False),
-        ]
+    def end(run_state: RunState) -> RunEnd:
+        return RunEnd(run=run_of(turn, run_state=run_state), closing_events=(), prepared=False)
 
-    await bench.cold.end_runs(story.scope, end(RunState.FAILED))
+    await bench.cold.give_up(story.scope, end(RunState.FAILED))
     assert await state() is RunState.FAILED
-    await bench.cold.end_runs(story.scope, end(RunState.CANCELLED))
+    await bench.cold.give_up(story.scope, end(RunState.CANCELLED))
     assert await state() is RunState.FAILED
-    await bench.cold.end_runs(story.scope, end(RunState.CANCELLED), only_running=False)
-    assert await state() is RunState.CANCELLED
     run = await bench.cold.run(story.scope.organ_id, story.user_id, turn.run_id)
     assert run is not None
     assert (run.agent_id, run.started_at, run.message_id != "") == ("ops", NOW, True)

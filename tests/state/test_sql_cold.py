@@ -10,7 +10,7 @@ import pytest
 
 from state_service.adapters import sql_claim, sql_load
 from state_service.adapters.sql_tables import run_trace, task_checkpoint, task_resume_record
-from state_service.ports import ConversationRows, RunEnd
+from state_service.ports import Commit, ConversationRows, RunEnd
 from tests.contract.turns import NOW, new_id
 from tests.state.sql_bench import AWKWARD, SqlBench, Story, batch, message
 from tests.state.sql_records import (
@@ -60,13 +60,13 @@ async def test_everything_comes_back_as_it_was_and_a_repeat_changes_nothing(
 ) -> None:
     turn = await story.begin(3)
     given = whole(story, turn)
-    assert await bench.cold.persist(turn, given, now_ms=NOW)
+    assert await bench.cold.persist(turn, given, now_ms=NOW) is Commit.DONE
     before = await bench.dump(story.scope.organ_id)
     rows = await loaded(bench, story)
     assert rows == expected(story, turn, given)
     assert await bench.cold.load_task(story.scope, "t1") == rows.task
     assert await bench.cold.call_payload(story.scope, "t1", "e2") == AWKWARD
-    assert await bench.cold.persist(turn, given, now_ms=NOW)
+    assert await bench.cold.persist(turn, given, now_ms=NOW) is Commit.DONE
     assert await bench.dump(story.scope.organ_id) == before
     assert await loaded(bench, story) == rows
 
@@ -109,7 +109,9 @@ async def test_an_older_stamp_never_replaces_a_newer_one(bench: SqlBench, story:
     turn = await story.begin(3)
     await bench.cold.persist(turn, batch(turn, title="new", persist_seq=9), now_ms=NOW)
     older = batch(turn, title="old", data_version=2, persist_seq=4, active_task_id="t9")
-    assert await bench.cold.persist(turn, older, now_ms=NOW)
+    before = await bench.dump(story.scope.organ_id)
+    assert await bench.cold.persist(turn, older, now_ms=NOW) is Commit.OLDER
+    assert await bench.dump(story.scope.organ_id) == before
     row = (await loaded(bench, story)).row
     assert (row.title, row.state_version, row.persist_seq, row.active_task_id) == ("new", 3, 9, "")
 
@@ -213,7 +215,7 @@ async def test_a_load_is_of_one_moment(bench: SqlBench, story: Story) -> None:
 
     async def read_with_a_persist_in_between(connection: Any) -> tuple[Any, ...]:
         row = await sql_claim.find(connection, story.scope)
-        assert await bench.cold.persist(turn, later, now_ms=NOW)
+        assert await bench.cold.persist(turn, later, now_ms=NOW) is Commit.DONE
         again = await sql_claim.find(connection, story.scope)
         said = await sql_load.dialogue(connection, story.scope, 9)
         assert row is not None
@@ -273,7 +275,7 @@ async def test_a_late_note_is_appended_though_the_fence_has_moved(bench: SqlBenc
 async def test_an_abandoned_run_has_an_end_without_a_commit(bench: SqlBench, story: Story) -> None:
     turn = await story.begin(1)
     run = full_run(turn, run_state=RunState.CANCELLED, agent_id="", started_at=None, task_id="")
-    await bench.cold.end_runs(story.scope, [RunEnd(run=run, closing_events=(), prepared=False)])
+    await bench.cold.give_up(story.scope, RunEnd(run=run, closing_events=(), prepared=False))
     found = await bench.cold.run(story.scope.organ_id, story.user_id, turn.run_id)
     assert found is not None
     assert (found.run_state, found.durability, found.agent_id, found.started_at) == (

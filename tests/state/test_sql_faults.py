@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from state_service.adapters import sql_claim, sql_engine
 from state_service.adapters.sql_cold import SqlCold
 from state_service.adapters.sql_tables import chat_conversation
-from state_service.ports import S2, ClaimKind, ColdCall, RunEnd, S2Result, StoreUnavailable
+from state_service.ports import S2, ClaimKind, ColdCall, Commit, RunEnd, S2Result, StoreUnavailable
 from tests import servers
 from tests.contract.turns import NOW
 from tests.proxy import Proxy, Then
@@ -68,8 +68,9 @@ async def _case(name: str, story: Story) -> Case:
         "put_payload": Case(
             lambda cold: cold.put_payload(turn, payload_id="p", payload_type="OUTPUT", data="{}"), True, True
         ),
-        "persist": Case(lambda cold: cold.persist(turn, whole, now_ms=NOW), True, True),
-        "end_runs": Case(lambda cold: cold.end_runs(story.scope, ends), None, None),
+        "persist": Case(lambda cold: cold.persist(turn, whole, now_ms=NOW), Commit.DONE, Commit.DONE),
+        "interrupt": Case(lambda cold: cold.interrupt(turn, ends), True, True),
+        "give_up": Case(lambda cold: cold.give_up(story.scope, ends[0]), None, None),
         "append_late_trace": Case(
             lambda cold: cold.append_late_trace(story.scope, turn.run_id, event), None, None
         ),
@@ -95,7 +96,8 @@ CASES = [
     "settle_calls",
     "put_payload",
     "persist",
-    "end_runs",
+    "interrupt",
+    "give_up",
     "append_late_trace",
 ]
 
@@ -157,7 +159,7 @@ async def test_a_silent_network_is_given_up_in_time(
     assert committed is (then is Then.LOSE_ANSWER)
     if then is Then.HOLD:
         network.forget()  # a commit that comes late finds no transaction of a client that gave up
-    assert await shaky.cold.persist(turn, batch(turn), now_ms=NOW)
+    assert await shaky.cold.persist(turn, batch(turn), now_ms=NOW) is Commit.DONE
     assert await sound.cold.committed(story.scope.organ_id, turn.run_id)
 
 
@@ -179,7 +181,7 @@ async def test_a_statement_that_is_cut_leaves_nothing_half(
             await unavailable(shaky.cold.persist(turn, whole, now_ms=NOW))
             assert rule.met.is_set()
             assert await sound.dump(story.scope.organ_id) == before
-    assert await shaky.cold.persist(turn, whole, now_ms=NOW)
+    assert await shaky.cold.persist(turn, whole, now_ms=NOW) is Commit.DONE
 
 
 # --- the connection -------------------------------------------------------------------------------
@@ -258,7 +260,7 @@ async def test_a_lock_that_is_held_too_long_is_given_up(
         assert await sql_claim.lock(holder, turn)
         await unavailable(shaky.cold.persist(turn, batch(turn), now_ms=NOW))
         await unavailable(shaky.cold.insert_message(turn, message(turn)))
-    assert await shaky.cold.persist(turn, batch(turn), now_ms=NOW)
+    assert await shaky.cold.persist(turn, batch(turn), now_ms=NOW) is Commit.DONE
 
 
 async def test_a_lock_that_is_released_in_time_is_waited_for(sound: SqlBench, story: Story) -> None:

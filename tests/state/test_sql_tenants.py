@@ -19,7 +19,7 @@ from state_service import ports
 from state_service.adapters.sql_history import SqlHistory
 from state_service.adapters.sql_tables import metadata
 from state_service.adapters.sql_upkeep import SqlUpkeep
-from state_service.ports import ColdCall, Page, RunStart
+from state_service.ports import ColdCall, Commit, Page, RunStart
 from tests.contract.turns import NOW, new_id
 from tests.state.sql_bench import SqlBench, Story, message, write_head
 from tests.state.sql_records import checkpoint, trace, whole
@@ -131,7 +131,9 @@ class Desk:
             "put_payload": lambda: cold.put_payload(turn, payload_id="p2", payload_type="OUTPUT", data="{}"),
             "persist": lambda: cold.persist(turn, fuller, now_ms=NOW),
             "committed": lambda: cold.committed(organ_id, turn.run_id),
-            "end_runs": lambda: cold.end_runs(scope, given.run_ends),
+            "interrupt": lambda: cold.interrupt(turn, given.run_ends),
+            "give_up": lambda: cold.give_up(scope, given.run_ends[0]),
+            "calls": lambda: cold.calls(scope, [call.evidence_id for call in given.calls]),
             "append_late_trace": lambda: cold.append_late_trace(scope, turn.run_id, trace(99)),
             "run": lambda: cold.run(organ_id, self.story.user_id, turn.run_id),
             "run_by_message": lambda: cold.run_by_message(organ_id, self.start.message_id),
@@ -183,7 +185,7 @@ async def desk(bench: SqlBench, story: Story) -> Desk:
     given = whole(story, turn)
     await bench.cold.put_payload(turn, payload_id="p1", payload_type="OUTPUT", data="{}")
     still_running = msgspec.structs.replace(given, run_ends=())
-    assert await bench.cold.persist(turn, still_running, now_ms=NOW)
+    assert await bench.cold.persist(turn, still_running, now_ms=NOW) is Commit.DONE
     return Desk(bench, story, turn, start, given)
 
 

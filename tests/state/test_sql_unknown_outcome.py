@@ -99,16 +99,16 @@ async def test_a_persist_whose_commit_got_no_answer_is_persisted(
 async def test_a_persist_that_was_committed_is_never_fenced_by_who_came_after(
     sound: SqlBench, network: Proxy, talk: Talk
 ) -> None:
-    """Its answer was lost, and before it could ask, the next turn took the fence: a repeat is refused."""
+    """Its answer was lost, and before it could try again the next turn took the fence: that is refused."""
     turn, work = await at_work(talk)
     network.when(COMMIT, Then.CUT_ANSWER, armed_by=b"INSERT INTO turn_commit")
-    question = network.when(b"FROM turn_commit", Then.HOLD)
+    again = network.when(b"FOR UPDATE", Then.HOLD, armed_by=b"INSERT INTO turn_commit")
     persisting = asyncio.create_task(turn.persist(*work.suspended()))
     async with asyncio.timeout(CALL_SECONDS):
-        await question.met.wait()
+        await again.met.wait()
     story = Story(sound.cold, organ_id=talk.organ_id, conversation_id=talk.conversation_id)
     assert (await story.claim(turn.ref.version + 1, user_id=talk.user_id)).kind is ClaimKind.CLAIMED
-    question.release()
+    again.release()
     assert (await persisting).durability is Durability.PERSISTED
 
 

@@ -1,5 +1,5 @@
 -- abandon.lua: a run is given up. While it still owns the conversation, record its end (the ops) and free its
--- lock; the owner mark stays, so that the next begin sees an unfinished predecessor. The data version is not
+-- lock; the owner mark stays, so that the next begin sees an unfinished predecessor. The data stamp is not
 -- raised: a run that died before it had loaded must not make old data look new.
 --
 -- KEYS    as in ops.lua
@@ -24,6 +24,6 @@ if wrong then return wrong end
 if redis.call('HGET', LOCK, 'run') == run then redis.call('DEL', LOCK) end
 if not state.exists or state.deleted ~= '' or state.lastTraceId ~= run then return 0 end
 if state.abandonHash ~= hash then
-  apply(ops, state.seq + 1, { 'abandonHash', hash, 'updatedAt', text_of(now) })
+  apply(ops, state.seq, { 'abandonHash', hash, 'updatedAt', text_of(now) })
 end
 return 1

@@ -12,7 +12,9 @@
 --         9 stamp version  only while the data stamp is still this; '' for no such guard,
 --        10 stamp seq      0 and 0 for "there is no hot data"
 --        11 base_seq       continue the data sequence from here at least; '' for none
---        12 …              the ops: their number, then as in ops.lua
+--        12 phase          '' in the turn; BEGIN or RECOVERY: refused (FENCED) once the turn has flushed,
+--                          and by RECOVERY the data version stays as it is
+--        13 …              the ops: their number, then as in ops.lua
 -- Returns { code of ports.Code, data sequence }
 
 local keys_prefix, wrong = check_keys()
@@ -22,6 +24,7 @@ prefix = keys_prefix
 local version, run, token = whole(ARGV[1], 1, MAX_NUMBER), ARGV[2], ARGV[3]
 local seen_seq, now = whole(ARGV[4], 0, MAX_NUMBER), whole(ARGV[5], 0, MAX_NUMBER)
 local sequence, hash = whole(ARGV[7], 0, MAX_NUMBER), ARGV[8]
+local phase = ARGV[12]
 local base_seq = ARGV[11] == '' and 0 or whole(ARGV[11], 0, MAX_NUMBER)
 local stamp_version, stamp_seq = nil, nil
 ttl = whole(ARGV[6], 1, MAX_TTL)
@@ -32,8 +35,9 @@ if ARGV[9] ~= '' then
   stamp_version, stamp_seq = whole(ARGV[9], 0, MAX_NUMBER), whole(ARGV[10], 0, MAX_NUMBER)
   if not (stamp_version and stamp_seq) then return input('stamp') end
 end
+if phase ~= '' and phase ~= 'BEGIN' and phase ~= 'RECOVERY' then return input('phase') end
 local ops
-ops, wrong = read_ops(12, run, token)
+ops, wrong = read_ops(13, run, token)
 if wrong then return wrong end
 
 local state
@@ -41,6 +45,7 @@ state, wrong = read_state()
 if wrong then return wrong end
 local code = barred(state, version, run, seen_seq)
 if code then return { code, state.seq } end
+if phase ~= '' and state.flushSeq ~= '' and state.flushSeq > 0 then return { 0, state.seq } end
 
 if sequence > 0 then
   local last = state.flushSeq == '' and 0 or state.flushSeq
@@ -53,7 +58,10 @@ if stamp_version then
 end
 
 local new_seq = math.max(state.seq, base_seq) + 1
-local fields = { 'dataVersion', text_of(version), 'updatedAt', text_of(now) }
+local fields = { 'updatedAt', text_of(now) }
+if phase ~= 'RECOVERY' then
+  for _, text in ipairs({ 'dataVersion', text_of(version) }) do fields[#fields + 1] = text end
+end
 if sequence > 0 then
   for _, text in ipairs({ 'flushSeq', text_of(sequence), 'flushHash', hash }) do fields[#fields + 1] = text end
 end
