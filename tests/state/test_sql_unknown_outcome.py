@@ -102,7 +102,7 @@ async def test_a_persist_that_was_committed_is_never_fenced_by_who_came_after(
     """Its answer was lost, and before it could try again the next turn took the fence: that is refused."""
     turn, work = await at_work(talk)
     network.when(COMMIT, Then.CUT_ANSWER, armed_by=b"INSERT INTO turn_commit")
-    again = network.when(b"FOR UPDATE", Then.HOLD, armed_by=b"INSERT INTO turn_commit")
+    again = network.when(b"SET SESSION sql_mode", Then.HOLD)  # the new connection that it needs
     persisting = asyncio.create_task(turn.persist(*work.suspended()))
     async with asyncio.timeout(CALL_SECONDS):
         await again.met.wait()
