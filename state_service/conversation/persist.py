@@ -109,11 +109,15 @@ async def _ended_already(stores: Stores, turn: r.TurnRef) -> r.PersistTurnRespon
     it is in SQL, or was lost with Redis."""
     member = members.commit(turn.run_id)
     (prepared,) = await stores.hot.read(scope_of(turn), [Read("HGET", keys.OUTBOX, (member,))])
-    if prepared:
-        return r.PersistTurnResponse(durability=Durability.PENDING)
-    if await stores.cold.committed(turn.organ_id, turn.run_id):
+    try:
+        committed = await stores.cold.committed(turn.organ_id, turn.run_id)
+    except StoreUnavailable:
+        if not prepared:
+            raise
+        committed = False
+    if committed:
         return r.PersistTurnResponse(durability=Durability.PERSISTED, already_persisted=True)
-    return None
+    return r.PersistTurnResponse(durability=Durability.PENDING) if prepared else None
 
 
 async def _finish(stores: Stores, turn: r.TurnRef) -> r.PersistTurnResponse:
