@@ -62,14 +62,20 @@ def persist(w: World, ref: Ref, seen: int, sequence: int, change: Change) -> Ste
 def barred_end(w: World, ref: Ref, error: Exception) -> Steps:
     """Fenced by its own end, or by a successor that has yet to bring it to SQL. The outbox is asked
     first: a member that is gone from it is in SQL, or was lost with Redis."""
+    prepared = False
     if w.rules.prepared_is_pending:
         yield "persist.outbox"
-        if "commit:" + ref.run in w.redis(current).outbox:
-            return "PENDING"
+        prepared = "commit:" + ref.run in w.redis(current).outbox
     if w.rules.commit_token:
         yield "persist.committed"
-        if w.query(sql.committed, ref.run):
-            return "PERSISTED"
+        try:
+            if w.query(sql.committed, ref.run):
+                return "PERSISTED"
+        except Unavailable:
+            if not prepared:
+                raise
+    if prepared:
+        return "PENDING"
     raise error
 
 
@@ -103,7 +109,7 @@ def drain(w: World, ref: Ref, seen: int, *, closing: bool) -> Steps:
         raise Fenced
     if w.rules.values_checked and values.seq < pending.seq:
         raise Lost
-    batch = batch_of(w, ref, pending, values, closing=closing)
+    batch = batch_of(pending, values)
     yield from commit(w, ref, batch)
 
     def close(h: Hot) -> None:
@@ -120,7 +126,7 @@ def drain(w: World, ref: Ref, seen: int, *, closing: bool) -> Steps:
 
     yield "drain.close"
     try:
-        told = max(seen, pending.seq) if w.rules.close_checked else seen
+        told = max(seen, pending.seq)  # what is cleaned is not older than what was committed
         w.redis(redis.apply, ref, close, seen=told, stamps=closing or not w.rules.close_unstamped)
     except Unavailable:
         pass  # harmless: the marks stay, and the next begin does it again
@@ -135,10 +141,8 @@ def careless_unlock(w: World, ref: Ref) -> None:
     w.store(new)
 
 
-def batch_of(w: World, ref: Ref, pending: Hot, values: Hot, *, closing: bool) -> Batch:
+def batch_of(pending: Hot, values: Hot) -> Batch:
     members = pending.dirty
-    if closing and not w.rules.persist_all:
-        members = {m: q for m, q in members.items() if pending.outbox.get(m, ref.version) == ref.version}
     named = {"m": [], "c": [], "gone": [], "run": [], "commit": []}  # type: dict[str, list[str]]
     for member in members:
         kind, _, rest = member.partition(":")

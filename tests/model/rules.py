@@ -68,14 +68,12 @@ class Rules:
     settled_wins: bool = True
     # the end
     persist_cas: bool = True
-    persist_all: bool = True  # everything dirty, not this turn's alone
     persist_in_order: bool = True  # an older batch never overwrites a newer one
     commit_retried: bool = True  # an unknown outcome is tried again, not read off another turn's row
     commit_token: bool = True  # turn_commit is asked before a turn is called fenced
     prepared_is_pending: bool = True  # ... and so is the outbox
     first_end_counts: bool = True  # a run that was given up or interrupted gets no turn_commit row
     values_checked: bool = True  # a drain's second read is not older than its first
-    close_checked: bool = True  # ... nor is what it cleans
     abandon_unstamped: bool = True  # giving up makes old data look no newer
     close_unstamped: bool = True  # cleaning up makes what is not merged yet look no newer
     own_end_checked: bool = True  # PERSISTED is answered for a drain that held this turn's end
