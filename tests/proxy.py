@@ -29,10 +29,16 @@ class Rule:
     in_answers: bool
     met: asyncio.Event = field(default_factory=asyncio.Event)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
+    links: list[_Link] = field(default_factory=list)
 
     def release(self) -> None:
         """What is held goes on."""
         self.gate.set()
+
+    async def land(self) -> None:
+        """What is held goes on, of a client that is gone: until its connection has ended."""
+        self.release()
+        await asyncio.gather(*(link.ended.wait() for link in self.links))
 
 
 class Proxy:
@@ -178,6 +184,7 @@ class _Link:
                 self.end()
                 return False
             case Then.HOLD:
+                rule.links.append(self)
                 await rule.gate.wait()
             case Then.CUT_ANSWER | Then.LOSE_ANSWER:
                 self._answers = rule.then
