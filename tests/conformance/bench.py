@@ -40,8 +40,9 @@ class Bench:
         self.sql_is_down = False
 
     async def crash(self) -> None:
-        """SIGKILL, and a new process in its place."""
+        """SIGKILL, and a new process in its place, which does not start without its database."""
         self.service.kill()
+        await self.mend()
         start = asyncio.get_running_loop().run_in_executor(None, self.service.start)
         await start
         fresh = StateClient(self.service.address)

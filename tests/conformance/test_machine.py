@@ -38,6 +38,9 @@ PLANS = st.builds(
 PLACES = st.sampled_from([("hot", SCRIPT), ("cold", LOCKED), ("cold", COMMIT)])
 LOSSES = st.sampled_from([Then.CUT, Then.CUT_ANSWER])
 WHO = st.integers(0, 11)
+STEPS_AT_ONCE = st.integers(1, 12)
+WHOLE = 40  # more than any turn takes
+FAULTS = ["harness", "harness", "lease", "lease", "lease", "redis", "redis", "sql", "state"]
 
 
 class Count:
@@ -57,9 +60,20 @@ class Machine(RuleBasedStateMachine):
     # --- turns ---
 
     @precondition(lambda self: self.world.turns < TURNS and len(self.world.players) < TOGETHER)
+    @rule(plan=PLANS, steps=STEPS_AT_ONCE)
+    def start(self, plan: Plan, steps: int) -> None:
+        self._goes_on(self.world.start(plan), steps)
+
+    @precondition(lambda self: self.world.turns < TURNS and not self.world.players)
     @rule(plan=PLANS)
-    def start(self, plan: Plan) -> None:
-        self.world.start(plan)
+    def play(self, plan: Plan) -> None:
+        """A whole turn that nothing disturbs."""
+        self._goes_on(self.world.start(plan), WHOLE)
+
+    def _goes_on(self, player: Player, steps: int) -> None:
+        for _ in range(steps):
+            if player in self.world.players:
+                self.loop.run(self.world.advance(player))
 
     def _free(self, who: int) -> Player:
         free = [player for player in self.world.players if player.run not in self.world.held]
@@ -69,12 +83,14 @@ class Machine(RuleBasedStateMachine):
         return len(self.world.players) > len(self.world.held)
 
     @precondition(_some_are_free)
-    @rule(who=WHO, steps=st.integers(1, 12))
+    @rule(who=WHO, steps=STEPS_AT_ONCE)
     def go_on(self, who: int, steps: int) -> None:
-        player = self._free(who)
-        for _ in range(steps):
-            if player in self.world.players:
-                self.loop.run(self.world.advance(player))
+        self._goes_on(self._free(who), steps)
+
+    @precondition(_some_are_free)
+    @rule(who=WHO)
+    def end(self, who: int) -> None:
+        self._goes_on(self._free(who), WHOLE)
 
     @precondition(_some_are_free)
     @rule(who=WHO, place=PLACES, then=LOSSES)
@@ -101,34 +117,24 @@ class Machine(RuleBasedStateMachine):
 
     # --- what goes wrong ---
 
-    @precondition(_some_are_free)
-    @rule(who=WHO)
-    def crash_harness(self, who: int) -> None:
-        self.world.crash_harness(self._free(who))
-
-    @precondition(lambda self: self.world.players)
-    @rule(often=st.integers(0, 3))
-    def crash_state(self, often: int) -> None:
-        if not often:
-            self.loop.run(self.world.crash_state())
-
     @precondition(lambda self: self.world.turns)
-    @rule(who=WHO)
-    def expire(self, who: int) -> None:
-        leases = sorted(self.world.leases)
-        self.world.expire(leases[who % len(leases)] if leases and who % 2 else "")
-
-    @precondition(lambda self: self.world.turns)
-    @rule(writes=st.integers(0, 8))
-    def go_back(self, writes: int) -> None:
-        """Redis loses its last writes; 8: all of them."""
-        images = len(self.world.images)
-        self.world.go_back(0 if writes == 8 else max(0, images - 1 - writes))
-
-    @precondition(lambda self: self.world.turns)
-    @rule()
-    def sql_goes_down(self) -> None:
-        self.loop.run(self.bench.sql_down())
+    @rule(kind=st.sampled_from(FAULTS), who=WHO)
+    def disturb(self, kind: str, who: int) -> None:
+        world = self.world
+        match kind:
+            case "harness" if self._some_are_free():
+                world.crash_harness(self._free(who))
+            case "state":
+                self.loop.run(world.crash_state())
+            case "lease":
+                leases = sorted(world.leases)
+                world.expire(leases[who % len(leases)] if leases and who % 2 else "")
+            case "redis":  # loses its last writes, or all of them
+                world.go_back(max(0, len(world.images) - 2 - who) if who else 0)
+            case "sql" if self.bench.sql_is_down:
+                self.loop.run(self.bench.mend())
+            case "sql":
+                self.loop.run(self.bench.sql_down())
 
     @precondition(lambda self: self.bench.sql_is_down)
     @rule()
