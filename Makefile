@@ -14,7 +14,7 @@ PYTEST_ARGS =
 MUTANTS =
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv run dev test servers mutants lint format proto proto-check breaking lock wheel clean
+.PHONY: help .venv run dev test servers crash soak mutants lint format proto proto-check breaking lock wheel clean
 
 help: ## this list
 	@echo 'turnfence: make <target>'
@@ -62,6 +62,13 @@ test: .venv/dev.stamp servers lint ## lint, then every test; says what it had to
 
 servers: ## get redis-server, mariadbd and the Node packages for the tests, where that is possible
 	@sh .ci/servers
+
+crash: .venv/dev.stamp servers ## kill -9 of every process at every write of a turn (minutes)
+	PATH="$$PWD/$(BIN):$$PATH" TURNFENCE_CRASH=all $(BIN)/python -m pytest tests/crash $(PYTEST_ARGS)
+
+soak: .venv/dev.stamp servers ## many more schedules of the model and examples on real stores (half an hour)
+	PATH="$$PWD/$(BIN):$$PATH" TURNFENCE_SCHEDULES=200000 TURNFENCE_EXAMPLES=200 TURNFENCE_STEPS=30 \
+	    $(BIN)/python -m pytest tests/model tests/conformance -o timeout=3600 $(PYTEST_ARGS)
 
 mutants: .venv/dev.stamp ## take one safety property out at a time: each must be noticed by a test (minutes)
 	PATH="$$PWD/$(BIN):$$PATH" PYTHONPATH="$$PWD" $(BIN)/python -m tests.mutants.run $(MUTANTS)

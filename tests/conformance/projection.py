@@ -6,6 +6,7 @@ Ids are the model's: ``<run>-reply`` of a message is ``<run>.reply`` there. Stat
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -14,20 +15,24 @@ from sqlalchemy.engine import make_url
 
 from state_service.core import keys
 from state_service.core.changes import Unresolved
-from tests.contract.turns import Talk
+from state_service.ports import Scope
 from tests.model.redis import Call, Hot
 from tests.model.sql import Sql
 from tests.state.rig import PREFIX
 from turnfence import records as r
 from turnfence.axes import NodeStatus, RunState
 
-NODE_ID = "n1"
 STATUS = {"UNKNOWN_PRE_CALL": "PRE_CALL"}
 GIVEN_UP, INTERRUPTED = "GIVEN_UP", "INTERRUPTED"
 
 
 def model_id(name: str) -> str:
     return name.replace("-", ".")
+
+
+def together(nodes: Iterable[tuple[str, NodeStatus]]) -> str:
+    """The states of a graph's nodes as one: the model has one node."""
+    return " ".join(status.value for _, status in sorted(nodes))
 
 
 def call_of(head: r.EvidenceHead) -> Call:
@@ -37,9 +42,9 @@ def call_of(head: r.EvidenceHead) -> Call:
 class HotReader:
     """The conversation in Redis."""
 
-    def __init__(self, client: Any, talk: Talk) -> None:
+    def __init__(self, client: Any, scope: Scope) -> None:
         self._client = client
-        self._prefix = f"{PREFIX}{keys.tag(talk.organ_id, talk.conversation_id)}:"
+        self._prefix = f"{PREFIX}{keys.tag(scope.organ_id, scope.conversation_id)}:"
 
     def _key(self, suffix: str) -> str:
         return self._prefix + suffix
@@ -95,12 +100,14 @@ class HotReader:
     def _task(self, h: Hot, task_id: str) -> None:
         if not task_id:
             return
-        node = self._hash(keys.graph(task_id)).get(NODE_ID)
-        h.node = msgspec.json.decode(node, type=r.TaskNode).status.value if node else ""
+        graph = self._hash(keys.graph(task_id))
+        nodes = [msgspec.json.decode(graph[n], type=r.TaskNode) for n in graph if n != keys.EDGES_FIELD]
+        h.node = together((node.node_id, node.status) for node in nodes)
         text = self._client.get(self._key(keys.checkpoint(task_id)))
         h.checkpoint = msgspec.json.decode(text, type=r.TaskCheckpoint).checkpoint_id if text else ""
-        for text in self._hash(keys.evidence(task_id, NODE_ID)).values():
-            self._call(h, text)
+        for node in nodes:
+            for text in self._hash(keys.evidence(task_id, node.node_id)).values():
+                self._call(h, text)
 
     def _call(self, h: Hot, text: str) -> None:
         head = msgspec.json.decode(text, type=r.EvidenceHead)
@@ -110,9 +117,9 @@ class HotReader:
 class ColdReader:
     """The conversation in SQL, on a connection of our own."""
 
-    def __init__(self, url: str, talk: Talk) -> None:
+    def __init__(self, url: str, scope: Scope) -> None:
         parsed = make_url(url)
-        self._scope = (talk.organ_id, talk.conversation_id)
+        self._scope = (scope.organ_id, scope.conversation_id)
         self._lite = parsed.get_backend_name() == "sqlite"
         self._connection: Any
         if self._lite:
@@ -162,9 +169,8 @@ class ColdReader:
                 s.gone.add(row["checkpoint_id"])
             elif row["task_id"] == active:
                 s.checkpoint = row["checkpoint_id"]
-        for row in self.rows("task_graph_node"):
-            if row["task_id"] == active and row["node_id"] == NODE_ID:
-                s.node = NodeStatus(row["status"]).value
+        nodes = [row for row in self.rows("task_graph_node") if row["task_id"] == active]
+        s.node = together((row["node_id"], NodeStatus(row["status"])) for row in nodes)
         return s, tasks
 
 

@@ -9,6 +9,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import Any
 
+from state_service.ports import Scope
 from tests.conformance.bench import Bench
 from tests.conformance.player import Call, Plan, Player
 from tests.conformance.projection import ColdReader, HotReader, model_id
@@ -47,8 +48,9 @@ class RealWorld(Witness):
         super().__init__(RULES, Sql())
         self.bench = bench
         self.talk = Talk(bench.client)
-        self.reader = HotReader(bench.redis, self.talk)
-        self.rows = ColdReader(bench.sql_url, self.talk)
+        scope = Scope(self.talk.organ_id, self.talk.conversation_id)
+        self.reader = HotReader(bench.redis, scope)
+        self.rows = ColdReader(bench.sql_url, scope)
         self.tasks: dict[str, str] = {}  # evidence → task
         self.players: list[Player] = []
         self.held: dict[str, Held] = {}  # by run
