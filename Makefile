@@ -68,7 +68,7 @@ crash: .venv/dev.stamp servers ## kill -9 of every process at every write of a t
 
 soak: .venv/dev.stamp servers ## many more schedules of the model and examples on real stores (half an hour)
 	PATH="$$PWD/$(BIN):$$PATH" TURNFENCE_SCHEDULES=200000 TURNFENCE_EXAMPLES=200 TURNFENCE_STEPS=30 \
-	    $(BIN)/python -m pytest tests/model tests/conformance -o timeout=3600 $(PYTEST_ARGS)
+	    $(BIN)/python -m pytest tests/model tests/conformance $(PYTEST_ARGS)
 
 mutants: .venv/dev.stamp ## take one safety property out at a time: each must be noticed by a test (minutes)
 	PATH="$$PWD/$(BIN):$$PATH" PYTHONPATH="$$PWD" $(BIN)/python -m tests.mutants.run $(MUTANTS)

@@ -179,6 +179,8 @@ def _machine(database: servers.PrivateMariaDB | None) -> Iterator[type[Machine]]
         loop.close()
 
 
+@pytest.mark.timeout(3600)
+@pytest.mark.servers
 def test_the_service_keeps_what_the_protocol_promises(machine: type[Machine]) -> None:
     run_state_machine_as_test(
         machine,

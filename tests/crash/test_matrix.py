@@ -114,8 +114,8 @@ class Story:
         assert not turn.done(), f"the turn ended without coming there: {turn.result()}"
 
     async def next_turn(self) -> Heard:
-        """The user's next message, as soon as a lease lets it begin. On a machine that is starved the lease of
-        one second may pass in the middle of it: then it says so, and the user asks again."""
+        """The user's next message, as soon as a lease lets it begin. Where the machine is starved, the lease
+        of one second may pass in the middle of it: then it says so, and the user asks again."""
         decision = {
             "mode": "REPLY_ONLY",
             "intent": "SYSTEM_CHAT",
