@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import or_
+from sqlalchemy import ColumnElement, and_, or_
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from state_service.adapters import sql_claim, sql_rows
+from state_service.adapters import sql_rows
 from state_service.adapters.sql_statements import (
     add,
     add_missing,
     change,
     in_conversation,
     pick,
+    pick_each,
     row_of,
     rows_of,
     stamped,
@@ -54,54 +55,69 @@ class Duplicate(Exception):
     """The unique key refused the registration."""
 
 
-async def register(
-    connection: AsyncConnection, turn: r.TurnRef, head: r.EvidenceHead, request_json: str, now_ms: int
-) -> S2Result:
-    """S2: a plain INSERT under the locked fence. Raises ``Duplicate`` when a race lost to the key."""
-    if await sql_claim.lock(connection, turn) is None:
-        return S2Result(S2.FENCED)
-    mine = await row_of(
-        connection,
-        pick(
-            tool_call_record,
-            turn.organ_id,
-            in_conversation(tool_call_record, Scope(turn.organ_id, turn.conversation_id)),
-            tool_call_record.c.call_id == head.evidence_id,
-            columns=HEAD_COLUMNS,
-        ),
-    )
-    if mine is not None:
-        return S2Result(S2.MINE, head_of(mine))
-    found = await barring(connection, turn, head)
-    if found is not None:
-        return S2Result(S2.DUPLICATE, found)
-    row = _row(turn, head, now_ms, live_key(head)) | {"request": request_json, "response": ""}
-    try:
-        await add(connection, tool_call_record, row)
-    except IntegrityError as error:
-        raise Duplicate from error
-    return S2Result(S2.INSERTED, head)
+class Registration(NamedTuple):
+    turn: r.TurnRef
+    head: r.EvidenceHead
+    request_json: str
+
+    @property
+    def scope(self) -> Scope:
+        return Scope(self.turn.organ_id, self.turn.conversation_id)
 
 
-async def barring(
-    connection: AsyncConnection, turn: r.TurnRef, head: r.EvidenceHead
-) -> r.EvidenceHead | None:
-    """A live write with the same tool and key in the task, or an unresolved one in any task."""
-    scope = Scope(turn.organ_id, turn.conversation_id)
+async def register(connection: AsyncConnection, asked: Sequence[Registration], now_ms: int) -> list[S2Result]:
+    """S2: a plain INSERT of those that nothing bars, one of each conversation, whose fences are locked.
+    Raises ``Duplicate`` when a race lost to the key."""
     calls = tool_call_record.c
-    stem = _digest(head)[:_STEM]
-    found = await row_of(
-        connection,
-        pick(
-            tool_call_record,
-            turn.organ_id,
-            in_conversation(tool_call_record, scope),
-            calls.live_key.between(stem, f"{stem}~"),
-            or_(calls.task_id == head.task_id, calls.call_status.in_(_OPEN)),
-            columns=HEAD_COLUMNS,
-        ).limit(1),
-    )
-    return head_of(found) if found is not None else None
+    mine = await _found(connection, asked, [calls.call_id == one.head.evidence_id for one in asked])
+    new = [one for one in asked if one.scope not in mine]
+    bars = await barring(connection, new)
+    results = [_answer(one, mine, bars) for one in asked]
+    rows = [
+        _row(one.turn, one.head, now_ms, live_key(one.head)) | {"request": one.request_json, "response": ""}
+        for one, result in zip(asked, results, strict=True)
+        if result.kind is S2.INSERTED
+    ]
+    if rows:
+        try:
+            await add(connection, tool_call_record, *rows)
+        except IntegrityError as error:
+            raise Duplicate from error
+    return results
+
+
+Heads = dict[Scope, r.EvidenceHead]
+
+
+def _answer(one: Registration, mine: Heads, bars: Heads) -> S2Result:
+    if one.scope in mine:
+        return S2Result(S2.MINE, mine[one.scope])
+    if one.scope in bars:
+        return S2Result(S2.DUPLICATE, bars[one.scope])
+    return S2Result(S2.INSERTED, one.head)
+
+
+async def barring(connection: AsyncConnection, asked: Sequence[Registration]) -> Heads:
+    """A live write with the same tool and key in the task, or an unresolved one in any task."""
+    calls = tool_call_record.c
+    conditions = []
+    for one in asked:
+        stem = _digest(one.head)[:_STEM]
+        counts = or_(calls.task_id == one.head.task_id, calls.call_status.in_(_OPEN))
+        conditions.append(and_(calls.live_key.between(stem, f"{stem}~"), counts))
+    return await _found(connection, asked, conditions)
+
+
+async def _found(
+    connection: AsyncConnection, asked: Sequence[Registration], conditions: Sequence[ColumnElement[bool]]
+) -> Heads:
+    """One call of each conversation for which its condition holds, if there is one."""
+    if not asked:
+        return {}
+    columns = (*HEAD_COLUMNS, tool_call_record.c.conversation_id, tool_call_record.c.organ_id)
+    scopes = [one.scope for one in asked]
+    rows = await rows_of(connection, pick_each(tool_call_record, scopes, conditions, columns=columns))
+    return {Scope(row["organ_id"], row["conversation_id"]): head_of(row) for row in rows}
 
 
 async def _own_key(connection: AsyncConnection, turn: r.TurnRef, head: r.EvidenceHead) -> str | None:
@@ -128,12 +144,15 @@ def _row(turn: r.TurnRef, head: r.EvidenceHead, now_ms: int, key: str | None) ->
     return stamped(scope, turn.version, now_ms, row)
 
 
+class Settling(NamedTuple):
+    turn: r.TurnRef
+    calls: Sequence[ColdCall]
+
+
 async def settle(
     connection: AsyncConnection, turn: r.TurnRef, calls: Sequence[ColdCall], now_ms: int
-) -> bool:
-    """S3: UPDATE by call id, else INSERT; the fence decides before."""
-    if await sql_claim.lock(connection, turn) is None:
-        return False
+) -> None:
+    """S3, under the locked fence: UPDATE by call id, else INSERT."""
     await put_payloads(
         connection,
         turn,
@@ -143,7 +162,6 @@ async def settle(
     for call in calls:
         inline = "" if call.head.payload_id else call.payload_json
         await write(connection, turn, call.head, now_ms, request=call.request_json, response=inline)
-    return True
 
 
 async def write(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy.exc import IntegrityError
@@ -14,6 +14,7 @@ from state_service.adapters.sql_statements import (
     change,
     in_conversation,
     pick,
+    pick_each,
     row_of,
     rows_of,
     stamped,
@@ -78,6 +79,19 @@ async def lock(connection: AsyncConnection, turn: r.TurnRef) -> Stamp | None:
     if row is None or (row["fence_version"], row["fence_trace"]) != (turn.version, turn.run_id):
         return None
     return row["state_version"], row["persist_seq"]
+
+
+async def lock_free(connection: AsyncConnection, scopes: Sequence[Scope]) -> dict[Scope, tuple[int, str]]:
+    """Lock the rows of those conversations that nobody holds, in one order: their fences (version, run). One
+    that is missing is held by somebody, or is not there."""
+    c = chat_conversation.c
+    columns = (c.organ_id, c.conversation_id, c.fence_version, c.fence_trace)
+    statement = pick_each(chat_conversation, scopes, columns=columns)
+    ordered = statement.order_by(c.organ_id, c.conversation_id).with_for_update(skip_locked=True)
+    return {
+        Scope(row["organ_id"], row["conversation_id"]): (row["fence_version"], row["fence_trace"])
+        for row in await rows_of(connection, ordered)
+    }
 
 
 class KnownMessage(Exception):

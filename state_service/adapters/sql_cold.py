@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from state_service.adapters import sql_calls, sql_claim, sql_load, sql_persist, sql_runs
-from state_service.adapters.sql_calls import Duplicate
+from state_service.adapters.sql_calls import Duplicate, Registration, Settling
 from state_service.adapters.sql_claim import KnownMessage
 from state_service.adapters.sql_engine import Transactions
+from state_service.adapters.sql_groups import Groups
 from state_service.ports import (
     S2,
     Claim,
@@ -33,12 +35,20 @@ from turnfence import records as r
 RACES = 3  # two first calls on one key: the loser looks again
 
 
+class Said(NamedTuple):
+    turn: r.TurnRef
+    message: r.DialogueMessage
+
+
 class SqlCold:
     """``ports.ColdStore`` on MySQL, MariaDB and SQLite."""
 
     def __init__(self, transactions: Transactions, clock: Clock) -> None:
         self._do = transactions
         self._clock = clock
+        self._messages = Groups(transactions, self._say, fenced=False)
+        self._registrations = Groups(transactions, self._register, fenced=S2Result(S2.FENCED))
+        self._settlements = Groups(transactions, self._settle, fenced=False)
 
     async def conversation(self, scope: Scope) -> ConversationRow | None:
         row = await self._do.read(lambda connection: sql_claim.find(connection, scope))
@@ -65,33 +75,37 @@ class SqlCold:
         return await self._do.read(lambda connection: sql_load.task(connection, scope, task_id))
 
     async def insert_message(self, turn: r.TurnRef, message: r.DialogueMessage) -> bool:
-        async def work(connection: AsyncConnection) -> bool:
-            if await sql_claim.lock(connection, turn) is None:
-                return False
-            await sql_persist.add_messages(connection, _scope(turn), [message], self._clock.now_ms())
-            return True
-
-        return await self._do.write(work)
+        return await self._messages.put(Said(turn, message))
 
     async def register_call(self, turn: r.TurnRef, head: r.EvidenceHead, request_json: str) -> S2Result:
+        asked = Registration(turn, head, request_json)
         for _ in range(RACES):
             try:
-                return await self._do.write(
-                    lambda connection: sql_calls.register(
-                        connection, turn, head, request_json, self._clock.now_ms()
-                    )
-                )
+                return await self._registrations.put(asked)
             except Duplicate:
                 continue
-        found = await self._do.read(lambda connection: sql_calls.barring(connection, turn, head))
-        if found is None:
+        found = await self._do.read(lambda connection: sql_calls.barring(connection, [asked]))
+        if not found:
             raise StoreCorrupt("a unique key refuses a write that no row explains")
-        return S2Result(S2.DUPLICATE, found)
+        return S2Result(S2.DUPLICATE, found[asked.scope])
 
     async def settle_calls(self, turn: r.TurnRef, calls: Sequence[ColdCall]) -> bool:
-        return await self._do.write(
-            lambda connection: sql_calls.settle(connection, turn, calls, self._clock.now_ms())
-        )
+        return await self._settlements.put(Settling(turn, calls))
+
+    # What a group does, its fences locked.
+
+    async def _say(self, connection: AsyncConnection, asked: list[Said]) -> list[bool]:
+        said = [(_scope(one.turn), one.message) for one in asked]
+        await sql_persist.add_messages(connection, said, self._clock.now_ms())
+        return [True] * len(asked)
+
+    async def _register(self, connection: AsyncConnection, asked: list[Registration]) -> list[S2Result]:
+        return await sql_calls.register(connection, asked, self._clock.now_ms())
+
+    async def _settle(self, connection: AsyncConnection, asked: list[Settling]) -> list[bool]:
+        for one in asked:
+            await sql_calls.settle(connection, one.turn, one.calls, self._clock.now_ms())
+        return [True] * len(asked)
 
     async def put_payload(self, turn: r.TurnRef, *, payload_id: str, payload_type: str, data: str) -> bool:
         async def work(connection: AsyncConnection) -> bool:
@@ -175,6 +189,8 @@ class SqlCold:
         return await self._do.read(lambda connection: sql_calls.payload(connection, scope, payload_id))
 
     async def close(self) -> None:
+        for groups in (self._messages, self._registrations, self._settlements):
+            await groups.close()
         await self._do.close()
 
 

@@ -83,7 +83,7 @@ async def _conversation(connection: AsyncConnection, scope: Scope, batch: Persis
 
 
 async def _messages(connection: AsyncConnection, scope: Scope, batch: PersistBatch, now_ms: int) -> None:
-    await add_messages(connection, scope, batch.messages, now_ms)
+    await add_messages(connection, [(scope, message) for message in batch.messages], now_ms)
     for task in batch.tasks:
         if task.source_message_id:
             await connection.execute(
@@ -98,13 +98,13 @@ async def _messages(connection: AsyncConnection, scope: Scope, batch: PersistBat
 
 
 async def add_messages(
-    connection: AsyncConnection, scope: Scope, messages: Sequence[r.DialogueMessage], now_ms: int
+    connection: AsyncConnection, messages: Sequence[tuple[Scope, r.DialogueMessage]], now_ms: int
 ) -> None:
     """Messages are append-only, known by their id."""
     await add_missing(
         connection,
         chat_message,
-        [stamped(scope, m.version, now_ms, sql_rows.to_row(m, sql_rows.MESSAGE)) for m in messages],
+        [stamped(s, m.version, now_ms, sql_rows.to_row(m, sql_rows.MESSAGE)) for s, m in messages],
     )
 
 

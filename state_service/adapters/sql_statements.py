@@ -18,6 +18,7 @@ from sqlalchemy import (
     and_,
     delete,
     insert,
+    or_,
     select,
     update,
 )
@@ -41,6 +42,20 @@ def pick(
     deleted: bool = False,
 ) -> Select[Any]:
     return select(*(columns or (table,))).where(scoped(table, organ_id, deleted=deleted), *where)
+
+
+def pick_each(
+    table: Table,
+    scopes: Sequence[Scope],
+    also: Sequence[ColumnElement[bool]] = (),
+    *,
+    columns: Sequence[Any],
+) -> Select[Any]:
+    """Rows of several conversations, each scoped as its own; ``also``: what holds for each besides."""
+    each = [and_(scoped(table, scope.organ_id), in_conversation(table, scope)) for scope in scopes]
+    if also:
+        each = [and_(one, condition) for one, condition in zip(each, also, strict=True)]
+    return select(*columns).where(or_(*each))
 
 
 def change(table: Table, organ_id: str, *where: ColumnElement[bool], deleted: bool = False) -> Update:
