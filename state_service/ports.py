@@ -66,6 +66,7 @@ class OpName(StrEnum):
     XADD = "XADD"  # key, field = event sequence (the entry's id is <sequence>-0), value; present: no-op
     DIRTY = "DIRTY"  # field = member: mark with this write's data sequence
     OUTBOX = "OUTBOX"  # field = member, value: bytes that wait for SQL; marks the member dirty too
+    UNLIST = "UNLIST"  # key: take it out of the ``keys`` set; it goes by its own time-out
     CLEAN = "CLEAN"  # field = member, number = data sequence: unmark unless it changed since
     UNLOCK = "UNLOCK"  # delete the lock if the turn's token holds it
 
@@ -545,6 +546,10 @@ class UpkeepStore(Protocol):
     async def bury(self, scope: Scope, user_id: str, now_ms: int) -> int | None:
         """Mark the row as deleted and move its fence above every turn's, in one step. The tombstone's
         version, by a repeat too; None: there is no such conversation of this user."""
+        ...
+
+    async def recent_runs(self, scope: Scope, since_ms: int) -> list[str]:
+        """Runs of a buried conversation that were written since then: Redis may still have their events."""
         ...
 
     async def erase_some(self, scope: Scope, limit: int) -> int:

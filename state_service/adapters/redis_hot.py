@@ -92,6 +92,7 @@ _ARGUMENTS: Mapping[OpName, Callable[[Op], tuple[Argument, ...]]] = {
     OpName.HDEL: lambda op: (op.field,),
     OpName.SET: lambda op: (op.value,),
     OpName.DEL: lambda op: (),
+    OpName.UNLIST: lambda op: (),
     OpName.LPUSH_TRIM: lambda op: (op.value, op.number),
     OpName.JAPPEND: lambda op: (op.field, op.value),
     OpName.EXPIRE: lambda op: (op.number,),
@@ -303,6 +304,8 @@ class _Lane:
             async with asyncio.timeout(deadline_s):
                 return await self._client.execute_command(*args, **options)
         except TimeoutError as error:
+            if isinstance(self._client, _Cluster):
+                self._client.look_again()
             raise StoreUnavailable(f"the hot store did not answer within {deadline_s:g} s") from error
         except redis_errors.NoScriptError:
             raise
@@ -618,7 +621,40 @@ def _connect_one(url: str, options: dict[str, Any]) -> Any:
 def _connect_cluster(url: str, options: dict[str, Any]) -> Any:
     many = _many_hosts(url)
     nodes = [ClusterNode(host, port) for host, port in many.hosts]
-    return RedisCluster(startup_nodes=nodes, require_full_coverage=False, **many.options, **options)
+    return _Cluster(
+        startup_nodes=nodes,
+        require_full_coverage=False,
+        reinitialize_steps=0,  # else each fifth MOVED closes the connections of all other calls
+        **many.options,
+        **options,
+    )
+
+
+class _Cluster(RedisCluster):
+    """redis-py's client, and what it lacks to find its way after a failover or a resharding."""
+
+    def look_again(self) -> None:
+        """The next call asks who serves what. redis-py itself does so when a connection breaks; a machine
+        that is cut off breaks none, and its successor would never be found."""
+        self._initialize = True
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        try:
+            await self.initialize()  # redis-py would send the first calls to any node
+            if args[0] == "XREAD":
+                # redis-py would ask a server where the key is: always the same one, dead or not
+                options["target_nodes"] = self.get_node_from_key(args[args.index("STREAMS") + 1])
+            return await super().execute_command(*args, **options)
+        except (KeyError, redis_errors.SlotNotCoveredError) as error:
+            self.look_again()
+            raise redis_errors.SlotNotCoveredError("no node is known to serve this key") from error
+
+    def get_node(self, *args: Any, **wanted: Any) -> ClusterNode:
+        """redis-py follows an ASK to a node that it has not heard of yet as if it were None."""
+        found = super().get_node(*args, **wanted)
+        if found is None:
+            raise redis_errors.ClusterError("a slot is on its way to a node that is not known yet")
+        return found
 
 
 def _connect_sentinel(url: str, options: dict[str, Any]) -> Any:
@@ -629,9 +665,26 @@ def _connect_sentinel(url: str, options: dict[str, Any]) -> Any:
     own = {key: many.options.pop(f"sentinel_{key}", None) for key in ("username", "password")}
     secure = {key: value for key, value in many.options.items() if key.startswith("ssl")}
     settings = {**options, **secure, **own}
-    sentinel = Sentinel(many.hosts, sentinel_kwargs=settings)  # type: ignore[no-untyped-call]
+    sentinel = _Sentinels(many.hosts, sentinel_kwargs=settings)
     client = sentinel.master_for(master, db=int(db or 0), **many.options, **options)
     return _BehindSentinel(sentinel, client)
+
+
+class _Sentinels(Sentinel):
+    """Asked by one caller at a time: redis-py moves the one that answered to the front of its list, and two
+    who do that at once lose another from it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)  # type: ignore[no-untyped-call]
+        self._asking = asyncio.Lock()
+
+    async def discover_master(self, service_name: str) -> Any:
+        async with self._asking:
+            try:
+                return await super().discover_master(service_name)
+            except asyncio.CancelledError:  # one that is silent must not be the first again
+                self.sentinels.append(self.sentinels.pop(0))
+                raise
 
 
 class _BehindSentinel:

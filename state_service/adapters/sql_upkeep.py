@@ -104,6 +104,17 @@ class SqlUpkeep:
 
         return await self._do.write(work)
 
+    async def recent_runs(self, scope: Scope, since_ms: int) -> list[str]:
+        statement = pick(
+            diagnosis_run,
+            scope.organ_id,
+            in_conversation(diagnosis_run, scope),
+            diagnosis_run.c.update_time >= since_ms,
+            columns=(diagnosis_run.c.run_id,),
+            deleted=True,
+        )
+        return [row["run_id"] for row in await self._do.read(lambda c: rows_of(c, statement))]
+
     async def erase_some(self, scope: Scope, limit: int) -> int:
         async def work(connection: AsyncConnection) -> int:
             for table in ERASABLE:

@@ -30,8 +30,11 @@ async def erase(stores: Stores, scope: Scope, version: int) -> None:
     """What is left of a buried conversation."""
     await stores.hot.bury(scope, (), version=version, ttl_ms=TOMBSTONE_MS)
     (listed,) = await stores.hot.read(scope, [Read("SMEMBERS", keys.KEYS)])  # nobody adds to it any more
-    doomed = [key for key in keys.CONVERSATION_KEYS if key != keys.STATE]
-    await stores.hot.bury(scope, (*doomed, *sorted(listed)), version=version, ttl_ms=TOMBSTONE_MS)
+    doomed = {key for key in keys.CONVERSATION_KEYS if key != keys.STATE} | set(listed)
+    since = stores.clock.now_ms() - 2 * stores.rules.expiries.events_ms
+    for run_id in await stores.upkeep.recent_runs(scope, since):
+        doomed |= {keys.events(run_id), keys.run(run_id)}
+    await stores.hot.bury(scope, sorted(doomed), version=version, ttl_ms=TOMBSTONE_MS)
     while await stores.upkeep.erase_some(scope, BATCH_ROWS):
         pass
     await stores.upkeep.erased(scope)

@@ -173,9 +173,10 @@ async def drain(stores: Stores, turn: r.TurnRef, *, closing: bool = False, prepa
     values = drains.values(plan, raw)
     batch = drains.batch(pending, plan, values)
     await _commit(stores, turn, batch)
-    ops = drains.close_ops(pending, values, stores.rules.limits, stores.rules.expiries)
+    rules = stores.rules
+    ops = drains.close_ops(pending, values, batch.run_ends, rules.limits, rules.expiries)
     if closing:
-        await _close(stores, seen, [*ops, *drains.finish_ops(turn.run_id, stores.rules.expiries)])
+        await _close(stores, seen, [*ops, *drains.finish_ops()])
     else:
         await _close(stores, seen, ops, phase=Phase.RECOVERY, stamp=pending.stamp)
     return Done(pending=pending, batch=batch, records=tuple(batch.records.values()))

@@ -10,6 +10,7 @@ from state_service.conversation.stores import Stores, refused, scope_of, written
 from state_service.core import hot, interrupted, keys, normalise, restore
 from state_service.core.changes import UNRESOLVED, evidence_ops, hset, message_ops
 from state_service.core.changes import dirty as dirty_op
+from state_service.core.drain import ended_run_ops
 from state_service.core.members import node as node_member
 from state_service.ports import Claim, Code, Op, OpName, Phase, Read, RunEnd, TaskRows
 from turnfence import records as r
@@ -203,6 +204,7 @@ async def _end_unfinished(
             for event in closing
         ]
         ops.append(Op(OpName.SET, key=keys.run(run_id), value=to_json(run)))
+        ops += ended_run_ops(run_id, stores.rules.expiries.events_ms)
     if not await stores.cold.interrupt(turn, ends):
         raise refused(Code.FENCED)
     written(

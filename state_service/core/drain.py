@@ -254,7 +254,9 @@ class Expiries(msgspec.Struct, frozen=True):
     events_ms: int
 
 
-def close_ops(pending: Pending, values: Values, limits: Limits, expiries: Expiries) -> list[Op]:
+def close_ops(
+    pending: Pending, values: Values, ends: Sequence[RunEnd], limits: Limits, expiries: Expiries
+) -> list[Op]:
     """Clean what was drained, file closed tasks as records and delete their groups, let the rest
     expire. Members that changed since keep their mark, and then nothing of theirs is deleted. The heads of
     writes of unknown outcome stay: VERIFY needs them after their task, too."""
@@ -272,7 +274,16 @@ def close_ops(pending: Pending, values: Values, limits: Limits, expiries: Expiri
     if pending.state.get("activeTaskId") in closed:
         ops.append(Op(OpName.HSET, key=keys.STATE, field="activeTaskId", value=""))
     ops += [Op(OpName.CLEAN, field=member, number=pending.data_seq) for member in sorted(pending.dirty)]
+    for end in ends:
+        ops += ended_run_ops(end.run.run_id, expiries.events_ms)
     return ops + _expiry_ops(pending, values, expiries, closed)
+
+
+def ended_run_ops(run_id: str, ms: int) -> list[Op]:
+    """What a watcher may still want stays for a while. It is listed no more: else the list would grow with
+    every turn; a deletion finds it by the rows of recent runs."""
+    both = (keys.events(run_id), keys.run(run_id))
+    return [Op(name, key=key, number=ms) for key in both for name in (OpName.EXPIRE, OpName.UNLIST)]
 
 
 def _expiry_ops(
@@ -306,11 +317,6 @@ def _payload_ops(
 _PAST = frozenset({NodeStatus.DONE, NodeStatus.SKIPPED, NodeStatus.FAILED, NodeStatus.CANCELLED})
 
 
-def finish_ops(run_id: str, expiries: Expiries) -> list[Op]:
-    """The turn ended cleanly: the owner mark goes, its events begin to expire, the lock is freed."""
-    return [
-        Op(OpName.HSET, key=keys.STATE, field="lastTraceId", value=""),
-        Op(OpName.EXPIRE, key=keys.events(run_id), number=expiries.events_ms),
-        Op(OpName.EXPIRE, key=keys.run(run_id), number=expiries.events_ms),
-        Op(OpName.UNLOCK),
-    ]
+def finish_ops() -> list[Op]:
+    """The turn ended cleanly: the owner mark goes, the lock is freed."""
+    return [Op(OpName.HSET, key=keys.STATE, field="lastTraceId", value=""), Op(OpName.UNLOCK)]

@@ -415,6 +415,12 @@ OPS: dict[str, tuple[list[Op], list[Op], dict[str, Any]]] = {
     "SET": ([], [Op(OpName.SET, key=CHECKPOINT, value="{}")], {CHECKPOINT: "{}", keys.KEYS: [CHECKPOINT]}),
     "SET over another type": ([SET_NODE], [Op(OpName.SET, key=GRAPH, value="x")], {GRAPH: "x"}),
     "DEL": ([SET_NODE], [Op(OpName.DEL, key=GRAPH)], {GRAPH: None, keys.KEYS: None}),
+    "UNLIST": ([SET_NODE], [Op(OpName.UNLIST, key=GRAPH)], {GRAPH: {"n1": "{}"}, keys.KEYS: None}),
+    "written and unlisted": (
+        [],
+        [SET_NODE, Op(OpName.UNLIST, key=GRAPH)],
+        {GRAPH: {"n1": "{}"}, keys.KEYS: None},
+    ),
     "DEL, then another type": (
         [SET_NODE],
         [Op(OpName.DEL, key=GRAPH), Op(OpName.LPUSH_TRIM, key=GRAPH, value="x", number=1)],

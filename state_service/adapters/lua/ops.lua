@@ -8,7 +8,7 @@
 --               HSET k 2n field value …   HDEL k 1 field          SET k 1 value          DEL k 0
 --               LPUSH_TRIM k 2 value keep JAPPEND k 2 field value EXPIRE k 1 ms
 --               XADD k 2 sequence value   DIRTY 0 1 member        OUTBOX 0 2 member value
---               CLEAN 0 2 member seq      UNLOCK 0 0
+--               CLEAN 0 2 member seq      UNLOCK 0 0              UNLIST k 0
 -- Errors      "INPUT …" for a call that is malformed, "WRONGTYPE …" and "CORRUPT …" for what is stored.
 --
 -- Values are opaque strings: no business JSON and no large number passes through Lua.
@@ -213,6 +213,14 @@ local RULES = {
       redis.call('SREM', LISTED, suffix)
       listed[suffix] = nil
       expiries[op.key] = nil
+    end,
+  },
+  UNLIST = {
+    keyed = true, argc = 0, check = function() return nil end,
+    apply = function(op)
+      local suffix = string.sub(op.key, #prefix + 1)
+      redis.call('SREM', LISTED, suffix)
+      listed[suffix] = nil
     end,
   },
   LPUSH_TRIM = {
