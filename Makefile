@@ -12,9 +12,11 @@ BASE = HEAD~1
 PYTEST_ARGS =
 # Words from the names of the mutants to try; empty: all of them.
 MUTANTS =
+# Which benchmarks to run: scripts groups steps bytes turns; empty: all of them.
+BENCHMARKS =
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv run dev test servers crash soak mutants lint format proto proto-check breaking lock wheel clean
+.PHONY: help .venv run dev test servers bench crash soak mutants lint format proto proto-check breaking lock wheel clean
 
 help: ## this list
 	@echo 'turnfence: make <target>'
@@ -69,6 +71,9 @@ crash: .venv/dev.stamp servers ## kill -9 of every process at every write of a t
 soak: .venv/dev.stamp servers ## many more schedules of the model and examples on real stores (half an hour)
 	PATH="$$PWD/$(BIN):$$PATH" TURNFENCE_SCHEDULES=200000 TURNFENCE_EXAMPLES=200 TURNFENCE_STEPS=30 \
 	    $(BIN)/python -m pytest tests/model tests/conformance $(PYTEST_ARGS)
+
+bench: .venv/dev.stamp servers ## what the state path costs, against a floor of the same run (minutes)
+	PATH="$$PWD/$(BIN):$$PATH" PYTHONPATH="$$PWD" $(BIN)/python -m tests.benchmarks.run $(BENCHMARKS)
 
 mutants: .venv/dev.stamp ## take one safety property out at a time: each must be noticed by a test (minutes)
 	PATH="$$PWD/$(BIN):$$PATH" PYTHONPATH="$$PWD" $(BIN)/python -m tests.mutants.run $(MUTANTS)

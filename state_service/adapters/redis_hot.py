@@ -51,7 +51,7 @@ from turnfence.axes import CallStatus
 OLDEST_SERVER = (6, 2)
 EVENTS_AT_ONCE = 500
 BURY_KEYS_AT_ONCE = 1000  # well below what Lua can unpack, and short enough for others
-HSET_FIELDS_AT_ONCE = 500  # well below what Lua's unpack takes
+FIELDS_AT_ONCE = 500  # well below what Lua's unpack takes
 
 OWN_KEYS = (keys.STATE, keys.LOCK, keys.DIRTY, keys.OUTBOX, keys.KEYS)  # KEYS[1..5] of all but lease.lua
 RENEWED_KEYS = tuple(key for key in keys.CONVERSATION_KEYS if key not in OWN_KEYS)
@@ -114,7 +114,7 @@ class Encoded(msgspec.Struct, frozen=True):
 
 def encode_ops(ops: Sequence[Op], known: Sequence[str]) -> Encoded:
     """``known``: the key suffixes that come first in KEYS anyway. Neighbouring HSETs of one key become
-    one. Raises ValueError for operations that no server should ever see."""
+    one, and all DIRTYs. Raises ValueError for operations that no server should ever see."""
     check_ops(ops)
     places = {suffix: place for place, suffix in enumerate(known, start=1)}
     arguments: list[Argument] = []
@@ -138,12 +138,18 @@ def check_ops(ops: Sequence[Op]) -> None:
 
 
 def _merged(ops: Sequence[Op]) -> Iterator[tuple[OpName, str, tuple[Argument, ...]]]:
+    marked: list[str] = []
+    if all(op.op is not OpName.CLEAN for op in ops):  # else their order counts
+        marked = list(dict.fromkeys(op.field for op in ops if op.op is OpName.DIRTY))
+        ops = [op for op in ops if op.op is not OpName.DIRTY]
     for is_hset, run in groupby(ops, key=lambda op: op.op is OpName.HSET):
         if is_hset:
             yield from _merged_hsets(run)
         else:
             for op in run:
                 yield op.op, op.key, _ARGUMENTS[op.op](op)
+    for first in range(0, len(marked), FIELDS_AT_ONCE):
+        yield OpName.DIRTY, "", tuple(marked[first : first + FIELDS_AT_ONCE])
 
 
 def _merged_hsets(run: Iterable[Op]) -> Iterator[tuple[OpName, str, tuple[Argument, ...]]]:
@@ -151,8 +157,8 @@ def _merged_hsets(run: Iterable[Op]) -> Iterator[tuple[OpName, str, tuple[Argume
     for op in run:
         by_key.setdefault(op.key, []).append(op)
     for key, sets in by_key.items():
-        for first in range(0, len(sets), HSET_FIELDS_AT_ONCE):
-            part = sets[first : first + HSET_FIELDS_AT_ONCE]
+        for first in range(0, len(sets), FIELDS_AT_ONCE):
+            part = sets[first : first + FIELDS_AT_ONCE]
             yield OpName.HSET, key, tuple(text for op in part for text in (op.field, op.value))
 
 

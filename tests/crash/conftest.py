@@ -99,10 +99,14 @@ async def shared_victims(
         below: services.Service = await aside(below_context.__enter__)
         stack.push_async_callback(aside, below_context.__exit__, None, None, None)
         state_line = await stack.enter_async_context(running("127.0.0.1", _port(below)))
-        environment = HARNESS | {
-            "TURNFENCE_MODEL__BASE_URL": model.base_url,
-            "TURNFENCE_CATALOGUE": str(folder / "catalogue"),
-        }
+        environment = (
+            HARNESS
+            | services.SHORT_LEASE
+            | {
+                "TURNFENCE_MODEL__BASE_URL": model.base_url,
+                "TURNFENCE_CATALOGUE": str(folder / "catalogue"),
+            }
+        )
         above_context = services.harness_service(folder, f"127.0.0.1:{state_line.port}", environment)
         above: services.Service = await aside(above_context.__enter__)
         stack.push_async_callback(aside, above_context.__exit__, None, None, None)

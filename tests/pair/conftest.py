@@ -21,7 +21,7 @@ HARNESS = {
     "TURNFENCE_MODEL__NAME": "stand-in",
     "TURNFENCE_MODEL__TIMEOUT": "2s",
     "TURNFENCE_STATE__CALL_TIMEOUT": "5s",
-    **services.SHORT_LEASE,
+    **services.KEPT_LEASE,
 }
 
 
@@ -41,7 +41,7 @@ async def shared_rig(stores: Stores, tmp_path_factory: pytest.TempPathFactory) -
                 Path(folder),
                 stores.redis_url,
                 stores.fresh_sql_url(),
-                state=services.SHORT_LEASE,
+                state=services.KEPT_LEASE,
                 harness=harness,
             ) as pair:
                 caller = Caller(pair.harness.address)

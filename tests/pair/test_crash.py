@@ -10,6 +10,7 @@ import pytest
 from tests.model_server import Reply
 from tests.pair.caller import Conversation, Heard, new_id
 from tests.pair.rig import TOOL_SECONDS, Rig, concludes, write
+from tests.services import KEPT_SECONDS
 from turnfence import records as r
 from turnfence.axes import (
     CheckpointType,
@@ -21,7 +22,6 @@ from turnfence.axes import (
 from turnfence.errors import Reason
 
 CREATED = concludes("It was created.", "status is created")
-LEASE_SECONDS = 1  # services.SHORT_LEASE
 VICTIMS = pytest.mark.parametrize("victim", ["harness", "state"])
 RETRY = (Reason.CONVERSATION_BUSY, Reason.STATE_UNAVAILABLE)
 
@@ -86,7 +86,7 @@ class Crash:
         """Until the dead turn's call cannot be under way any more: its own limit and a lease after its start.
         Before that nobody believes that it did not happen, and nobody repeats it."""
         (called,) = self.rig.tools.events(self.tool)
-        over = called["at"] + TOOL_SECONDS + LEASE_SECONDS
+        over = called["at"] + TOOL_SECONDS + KEPT_SECONDS
         await asyncio.sleep(max(0.0, over - time.time()))  # the rule is about time, nothing else
 
     async def answer(self, action: ResumeAction, asked: Heard, *steps: Reply) -> Heard:

@@ -19,8 +19,6 @@ from tests.tool_sim import Sim
 from turnfence import records as r
 from turnfence.axes import ReleaseOutcome, ResumeAction
 
-LEASE_SECONDS = 1.0  # services.SHORT_LEASE
-
 
 @pytest.fixture
 async def held(stores: Stores, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Rig, Proxy]]:
@@ -29,7 +27,7 @@ async def held(stores: Stores, tmp_path_factory: pytest.TempPathFactory) -> Asyn
     with private_folder() as folder:
         write_catalogue(folder / "catalogue", sim)
         state = services.state_service(
-            folder, stores.redis_url, stores.fresh_sql_url(), services.SHORT_LEASE, listen="127.0.0.1:0"
+            folder, stores.redis_url, stores.fresh_sql_url(), services.KEPT_LEASE, listen="127.0.0.1:0"
         )
         async with ModelServer({}) as model:
             with state as below:
@@ -58,7 +56,9 @@ async def test_a_write_whose_registration_is_heard_of_after_the_lease_is_not_cal
     confirming = asyncio.create_task(talk.act(ResumeAction.CONFIRM, asked.done.checkpoint_id))
     async with asyncio.timeout(10):
         await rule.met.wait()
-    await asyncio.sleep(LEASE_SECONDS + 0.2)  # the rule is about time: the holder may not be sure any more
+    await asyncio.sleep(
+        services.KEPT_SECONDS + 0.2
+    )  # the rule is about time: the holder may not be sure any more
     rule.release()
     late = await confirming
     assert rig.tools.events("write_plain") == []

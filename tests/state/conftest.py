@@ -95,9 +95,9 @@ async def network(sound: sql_bench.SqlBench) -> AsyncIterator[Proxy]:
 
 @pytest.fixture
 async def shaky(sound: sql_bench.SqlBench, network: Proxy) -> AsyncIterator[sql_bench.SqlBench]:
-    """The same database, over that network. Half a second is given to an answer, and one to a lock."""
+    """The same database, over that network. One second is given to an answer, and one to a lock."""
     url = make_url(sound.url).set(port=network.port).render_as_string(hide_password=False)
-    bench = sql_bench.SqlBench(url, timeout=0.5, connections=4)
+    bench = sql_bench.SqlBench(url, timeout=1.0, connections=4)
     yield bench
     network.forget()
     await bench.cold.close()

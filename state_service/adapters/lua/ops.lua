@@ -7,7 +7,7 @@
 -- Op in ARGV  name, index in KEYS (0: none), number of arguments, arguments:
 --               HSET k 2n field value …   HDEL k 1 field          SET k 1 value          DEL k 0
 --               LPUSH_TRIM k 2 value keep JAPPEND k 2 field value EXPIRE k 1 ms
---               XADD k 2 sequence value   DIRTY 0 1 member        OUTBOX 0 2 member value
+--               XADD k 2 sequence value   DIRTY 0 n member …      OUTBOX 0 2 member value
 --               CLEAN 0 2 member seq      UNLOCK 0 0              UNLIST k 0
 -- Errors      "INPUT …" for a call that is malformed, "WRONGTYPE …" and "CORRUPT …" for what is stored.
 --
@@ -157,6 +157,13 @@ local function member_given(op)
   if ARGV[op.at] == '' then return input(op.name .. ' needs a member') end
 end
 
+local function members_given(op)
+  if op.argc < 1 or op.argc > 1000 then return input(op.name .. ' needs members') end
+  for i = op.at, op.at + op.argc - 1 do
+    if ARGV[i] == '' then return input(op.name .. ' needs a member') end
+  end
+end
+
 local function dirty_kinds()
   if not is_or_none(DIRTY, 'zset') then return wrong_type(DIRTY, 'zset') end
   if not is_or_none(OUTBOX, 'hash') then return wrong_type(OUTBOX, 'hash') end
@@ -257,8 +264,16 @@ local RULES = {
     end,
   },
   DIRTY = {
-    argc = 1, check = both(member_given, dirty_kinds),
-    apply = function(op) mark(ARGV[op.at]) end,
+    check = both(members_given, dirty_kinds),
+    apply = function(op)
+      local scored = {}
+      for i = op.at, op.at + op.argc - 1 do
+        scored[#scored + 1] = text_of(seq)
+        scored[#scored + 1] = ARGV[i]
+      end
+      redis.call('ZADD', DIRTY, unpack(scored))
+      touch(DIRTY)
+    end,
   },
   OUTBOX = {
     argc = 2, check = both(member_given, dirty_kinds),
