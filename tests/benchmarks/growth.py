@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from state_service.adapters import sql_rows, sql_runs
 from state_service.adapters.sql_tables import chat_conversation, chat_message, diagnosis_run, tool_call_record
+from state_service.core import keys
 from tests import servers
 from tests.benchmarks.meters import LogMeter, Result, Stopwatch, median
 from tests.contract.turns import NOW, StateClient, Talk, new_id
@@ -107,7 +108,7 @@ class Floor:
 
     async def turn(self, steps: int) -> None:
         organ, conversation, run = new_id(), new_id(), new_id()
-        at, work = f"floor:{conversation}:", Work()
+        at, work = f"{keys.PREFIX}{keys.tag(organ, conversation)}:", Work()
         common = {
             "organ_id": organ, "conversation_id": conversation, "create_time": NOW, "update_time": NOW,
             "version": 1, "delete_flag": 0,
@@ -126,17 +127,21 @@ class Floor:
             await connection.execute(insert(diagnosis_run), [common | started])
         await self._redis.hset(at + "state", mapping={"version": 1, "run": run})
         await self._say(at, common, said)
-        await self._redis.hset(at + "graph", mapping={"t": to_json(work.task()), "n1": to_json(work.node())})
+        graph = at + keys.graph(work.task_id)
+        await self._redis.hset(graph, mapping={"t": to_json(work.task()), "n1": to_json(work.node())})
         for number in range(steps):
             head = r.EvidenceHead(
                 evidence_id=new_id(), task_id=work.task_id, node_id="n1", tool_name="uptime",
                 side_effect=SideEffect.NONE, status=CallStatus.SUCCESS, trace_id=run, started_at=NOW,
             )  # fmt: skip
-            await self._redis.hset(at + "evidence", mapping={head.evidence_id: to_json(head)})
+            evidence = at + keys.evidence(work.task_id, "n1")
+            await self._redis.hset(evidence, mapping={head.evidence_id: to_json(head)})
+            await self._redis.set(at + keys.payload(work.task_id, head.evidence_id), READING)
             async with self._engine.begin() as connection:
                 call = sql_rows.to_row(head, sql_rows.CALL) | {"request": "", "response": READING}
                 await connection.execute(insert(tool_call_record), [common | call | {"live_key": None}])
-            await self._redis.hset(at + "space", mapping={"note": f"step {number:04d}: the load is normal"})
+            note = {"note": f"step {number:04d}: the load is normal"}
+            await self._redis.hset(at + keys.space(work.task_id, "n1"), mapping=note)
         reply = message(DialogueRole.AGENT, MessageType.AGENT_REPLY, "The load is normal.", run)
         await self._say(at, common, reply)
         async with self._engine.begin() as connection:
@@ -144,7 +149,7 @@ class Floor:
             await connection.execute(update(chat_conversation).where(ours).values(state_version=1))
             ended = update(diagnosis_run).where(diagnosis_run.c.run_id == run)
             await connection.execute(ended.values(run_state="SUCCESS", answer=to_json(reply)))
-        await self._redis.delete(at + "graph", at + "evidence", at + "space")
+        await self._redis.delete(graph, evidence, at + keys.space(work.task_id, "n1"))
 
     async def _say(self, at: str, common: dict[str, Any], said: r.DialogueMessage) -> None:
         await self._redis.lpush(at + "dialogue", to_json(said))

@@ -21,11 +21,19 @@ TTL = 600_000
 # KB of a flush → goal of the ratio
 SIZES = {2: 0.7, 16: 0.5, 128: 0.4}
 
+# All or nothing, too: it looks at every key before it writes the first.
 JSON_SCRIPT = """
-local state = redis.call('HMGET', KEYS[1], 'version', 'lastTraceId', 'flushSeq')
+local state = redis.call('HMGET', KEYS[1], 'version', 'lastTraceId', 'flushSeq', 'dataVersion', 'dataSeq')
 if state[1] ~= ARGV[1] or state[2] ~= ARGV[2] then return 0 end
-redis.call('HSET', KEYS[1], 'flushSeq', ARGV[3])
-for _, op in ipairs(cjson.decode(ARGV[4])) do
+local ops = cjson.decode(ARGV[4])
+for _, op in ipairs(ops) do
+  if op.op == 'HSET' then
+    local kind = redis.call('TYPE', op.key).ok
+    if kind ~= 'none' and kind ~= 'hash' then return redis.error_reply('WRONGTYPE') end
+  end
+end
+redis.call('HSET', KEYS[1], 'flushSeq', ARGV[3], 'dataVersion', ARGV[1], 'dataSeq', ARGV[3])
+for _, op in ipairs(ops) do
   if op.op == 'HSET' then redis.call('HSET', op.key, op.field, cjson.encode(op.value)) end
   if op.op == 'DIRTY' then redis.call('ZADD', KEYS[2], ARGV[3], op.field) end
   if op.key ~= '' then redis.call('PEXPIRE', op.key, ARGV[5]) end

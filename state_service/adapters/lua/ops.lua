@@ -18,6 +18,9 @@ local OWN_KEYS = 5
 local MAX_OPS = 10000
 local MAX_NUMBER = 9007199254740991
 local MAX_TTL = 31622400000 -- 366 days: now + ttl never overflows
+-- A time-out that has this much of it left is not set anew: a turn's begin has renewed all of them, and each
+-- renewal would go to Redis' log with the whole name of its key.
+local FRESH = 0.9
 
 -- A non-negative decimal integer as a number, or nil.
 local function whole(text, least, most)
@@ -97,7 +100,8 @@ end
 
 local seq, ttl, prefix -- of this call: new data sequence, TTL in ms, common prefix of all keys
 local expiries = {}    -- key → ms, set once per key at the end
-local listed = {}      -- suffixes for the `keys` set
+local listed = {}      -- suffixes for the `keys` set; false: for its removal
+local cleaned = {}     -- members whose mark goes
 local OWN_FIELDS = { version = true, dataVersion = true, dataSeq = true, flushSeq = true, flushHash = true }
 local ON_OWN_KEYS = { -- what ops may do to KEYS[1..5]
   HSET = { true }, HDEL = { true }, EXPIRE = { true, nil, true, true, true }, DEL = { nil, nil, true, true, true },
@@ -171,6 +175,7 @@ end
 
 local function mark(member)
   redis.call('ZADD', DIRTY, text_of(seq), member)
+  cleaned[member] = nil
   touch(DIRTY)
 end
 
@@ -216,19 +221,13 @@ local RULES = {
     keyed = true, argc = 0, check = becomes('none'),
     apply = function(op)
       redis.call('DEL', op.key)
-      local suffix = string.sub(op.key, #prefix + 1)
-      redis.call('SREM', LISTED, suffix)
-      listed[suffix] = nil
+      listed[string.sub(op.key, #prefix + 1)] = false
       expiries[op.key] = nil
     end,
   },
   UNLIST = {
     keyed = true, argc = 0, check = function() return nil end,
-    apply = function(op)
-      local suffix = string.sub(op.key, #prefix + 1)
-      redis.call('SREM', LISTED, suffix)
-      listed[suffix] = nil
-    end,
+    apply = function(op) listed[string.sub(op.key, #prefix + 1)] = false end,
   },
   LPUSH_TRIM = {
     keyed = true, argc = 2, check = both(number_is(2, 1, MAX_NUMBER), holds('list')),
@@ -270,6 +269,7 @@ local RULES = {
       for i = op.at, op.at + op.argc - 1 do
         scored[#scored + 1] = text_of(seq)
         scored[#scored + 1] = ARGV[i]
+        cleaned[ARGV[i]] = nil
       end
       redis.call('ZADD', DIRTY, unpack(scored))
       touch(DIRTY)
@@ -287,10 +287,7 @@ local RULES = {
     argc = 2, check = both(both(member_given, number_is(2, 0, MAX_NUMBER)), dirty_kinds),
     apply = function(op)
       local score = redis.call('ZSCORE', DIRTY, ARGV[op.at])
-      if score and tonumber(score) <= op.number then
-        redis.call('ZREM', DIRTY, ARGV[op.at])
-        redis.call('HDEL', OUTBOX, ARGV[op.at])
-      end
+      if score and tonumber(score) <= op.number then cleaned[ARGV[op.at]] = true end
     end,
   },
   UNLOCK = {
@@ -333,17 +330,33 @@ local function read_ops(at, run, token)
   return ops
 end
 
+-- One command for many names: each would go to Redis' log with the whole name of the key.
+local function with_many(command, key, names)
+  for first = 1, #names, 1000 do
+    redis.call(command, key, unpack(names, first, math.min(first + 999, #names)))
+  end
+end
+
 -- Apply what read_ops has checked, as write number `new_seq`; `fields` go into the state hash. Ops come
 -- first: a script that only frees memory still runs when Redis refuses to take more.
 local function apply(ops, new_seq, fields)
   seq = new_seq
   expiries[STATE] = ttl
   for _, op in ipairs(ops) do op.rule.apply(op) end
-  redis.call('HSET', STATE, 'dataSeq', text_of(new_seq), unpack(fields))
-  for suffix in pairs(listed) do
-    redis.call('SADD', LISTED, suffix)
-    expiries[LISTED] = ttl
+  local gone, new, old = {}, {}, {}
+  for member in pairs(cleaned) do gone[#gone + 1] = member end
+  for suffix, is_new in pairs(listed) do
+    local names = is_new and new or old
+    names[#names + 1] = suffix
   end
-  for key, ms in pairs(expiries) do redis.call('PEXPIRE', key, text_of(ms)) end
+  with_many('ZREM', DIRTY, gone)
+  with_many('HDEL', OUTBOX, gone)
+  with_many('SREM', LISTED, old)
+  redis.call('HSET', STATE, 'dataSeq', text_of(new_seq), unpack(fields))
+  with_many('SADD', LISTED, new)
+  if #new > 0 then expiries[LISTED] = ttl end
+  for key, ms in pairs(expiries) do
+    if ms ~= ttl or redis.call('PTTL', key) < ttl * FRESH then redis.call('PEXPIRE', key, text_of(ms)) end
+  end
 end
 
