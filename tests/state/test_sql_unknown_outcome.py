@@ -8,64 +8,26 @@ from collections.abc import AsyncIterator, Awaitable
 
 import pytest
 
-from state_service.adapters import redis_hot
-from state_service.adapters.sql_history import SqlHistory
 from state_service.adapters.sql_tables import chat_message, diagnosis_run, tool_call_record, turn_commit
-from state_service.adapters.sql_upkeep import SqlUpkeep
-from state_service.conversation import begin, persist, writes
-from state_service.conversation.stores import Rules, Stores
 from state_service.ports import ClaimKind, StoreUnavailable
-from tests.contract.turns import CALL_SECONDS, StateClient, Talk, new_id
+from tests.contract.turns import CALL_SECONDS, Talk
 from tests.contract.work import at_work, done
 from tests.proxy import Proxy, Then
 from tests.servers import PrivateRedis
+from tests.state.direct import talking
 from tests.state.sql_bench import SqlBench, Story
 from turnfence import records as r
 from turnfence.axes import CallStatus, Durability, RunState, WriteDecision
-from turnfence.serving.process import SystemClock
 
 pytestmark = [pytest.mark.servers, pytest.mark.crash]
 
 COMMIT = b"\x03COMMIT"
 
 
-class Direct(StateClient):
-    """The story without its wire: what the service does, on the stores of the test."""
-
-    def __init__(self, stores: Stores) -> None:
-        self.stores = stores
-
-    async def begin(self, request: r.BeginTurnRequest) -> r.BeginTurnResponse:
-        return await begin.begin_turn(self.stores, request)
-
-    async def flush(self, request: r.FlushRequest) -> r.FlushResponse:
-        return await persist.flush(self.stores, request)
-
-    async def register(self, request: r.RegisterWriteRequest) -> r.RegisterWriteResponse:
-        return await writes.register_write(self.stores, request)
-
-    async def settle(self, request: r.SettleCallsRequest) -> r.SettleCallsResponse:
-        return await writes.settle_calls(self.stores, request)
-
-    async def persist(self, request: r.PersistTurnRequest) -> r.PersistTurnResponse:
-        return await persist.persist_turn(self.stores, request)
-
-
 @pytest.fixture
 async def talk(shaky: SqlBench, valkey: PrivateRedis) -> AsyncIterator[Talk]:
-    """A conversation over the shaky database and a hot store that is well."""
-    hot = redis_hot.connect(valkey.url, prefix=f"{new_id()}:", socket_timeout=5, max_connections=4)
-    clock = SystemClock()
-    stores = Stores(
-        hot=hot,
-        cold=shaky.cold,
-        history=SqlHistory(shaky.transactions, clock),
-        upkeep=SqlUpkeep(shaky.transactions),
-        clock=clock,
-        rules=Rules(),
-    )
-    yield Talk(Direct(stores))
-    await hot.close()
+    async with talking(shaky, valkey.url) as talk:
+        yield talk
 
 
 async def counts(sound: SqlBench, talk: Talk) -> dict[str, int]:
