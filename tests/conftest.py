@@ -14,7 +14,7 @@ from typing import NoReturn
 import hypothesis
 import pytest
 
-from tests import servers
+from tests import cluster, servers
 
 hypothesis.settings.register_profile(
     "turnfence",
@@ -114,6 +114,15 @@ def mariadb_server(mariadb_private: servers.PrivateMariaDB) -> Callable[[], str]
 
 
 @pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[cluster.PrivateCluster]:
+    """Three primaries with a replica each. Shared: never kill one, never FLUSHALL."""
+    with or_missing():
+        servers.find_program("redis-server", "valkey-server")
+    with cluster.private_cluster() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
 def node() -> Path:
     """The node program, with the packages of tests/node in place."""
     program = shutil.which("node")
@@ -140,14 +149,16 @@ class Stores:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every pair of stores, one after the other; a deployment has its own, unknown to the tests."""
+    """Every pair of stores, one after the other; a deployment has its own, unknown to the tests. Tests of
+    the state service's contract run on a cluster too."""
     if "stores" in metafunc.fixturenames:
         deployed = metafunc.config.getoption("--target") or metafunc.config.getoption("--state-target")
         names = ["deployed"] if deployed else ["embedded", "servers"]
         if "transport" not in metafunc.fixturenames:
             metafunc.parametrize("stores", names, indirect=True, scope="session")
             return
-        pairs = [*((name, "unary") for name in names), (names[0], "session")]
+        by_call = names if deployed else [*names, "cluster"]
+        pairs = [*((name, "unary") for name in by_call), (names[0], "session")]
         ids = ["-".join(pair) for pair in pairs]
         metafunc.parametrize(("stores", "transport"), pairs, ids=ids, indirect=True, scope="session")
 
@@ -161,7 +172,7 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def stores(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Stores:
-    """{bundled Valkey, SQLite} or {redis-server, MariaDB}."""
+    """{bundled Valkey, SQLite}, {redis-server, MariaDB} or {Redis Cluster, MariaDB}."""
     if request.param == "deployed":
         return Stores("deployed", "", "", lambda: "")
     if request.param == "embedded":
@@ -173,6 +184,9 @@ def stores(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             return f"sqlite+aiosqlite:///{folder / f'turnfence_{next(numbers)}.db'}"
 
         return Stores("embedded", valkey.url, fresh_sqlite(), fresh_sqlite)
-    redis_url: str = request.getfixturevalue("redis_server")
     fresh_mariadb: Callable[[], str] = request.getfixturevalue("mariadb_server")
+    if request.param == "cluster":
+        running: cluster.PrivateCluster = request.getfixturevalue("redis_cluster")
+        return Stores("cluster", running.url, fresh_mariadb(), fresh_mariadb)
+    redis_url: str = request.getfixturevalue("redis_server")
     return Stores("servers", redis_url, fresh_mariadb(), fresh_mariadb)

@@ -1,5 +1,5 @@
-"""Callers that leave, by the thousand (D31): nobody gets an answer that was somebody else's, and the pools are
-as full as before."""
+"""Callers that leave, by the thousand (D31): nobody gets an answer that was somebody else's, and the pools
+are as full as before."""
 
 from __future__ import annotations
 
