@@ -64,6 +64,11 @@ POINTS = {
     "W16": Point("cold", b"COMMIT", armed_by=b"INSERT INTO turn_commit"),
     "W17": Point("hot", b"CLEAN"),
 }
+# Which row of 4.B a point is, where one is about it alone.
+ROWS = {
+    "W01": "C016", "W02": "C017", "W04": "C019", "W06": "C020", "W07": "C022", "W08": "C023",
+    "W10 committed": "C025", "W13": "C028", "W14": "C031", "W16": "C035", "W17": "C037-C038-C041",
+}  # fmt: skip
 ALL = [(name, process) for name in POINTS for process in PROCESSES]
 ONCE = [(name, PROCESSES[place % len(PROCESSES)]) for place, name in enumerate(POINTS)]
 CASES = ALL if os.environ.get("TURNFENCE_CRASH") == "all" else ONCE
@@ -141,7 +146,11 @@ class Story:
         return HotReader(self.victims.redis, scope), ColdReader(self.victims.sql_url, scope)
 
 
-@pytest.mark.parametrize(("name", "process"), CASES)
+def id_of(name: str, process: str) -> str:
+    return "-".join([*([ROWS[name]] if name in ROWS else []), name.replace(" ", "_"), process])
+
+
+@pytest.mark.parametrize(("name", "process"), CASES, ids=[id_of(*case) for case in CASES])
 async def test_a_process_that_dies_at_a_write_leaves_nothing_unknown(
     victims: Victims, name: str, process: str
 ) -> None:

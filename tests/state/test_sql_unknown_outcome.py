@@ -10,7 +10,7 @@ import pytest
 
 from state_service.adapters.sql_tables import chat_message, diagnosis_run, tool_call_record, turn_commit
 from state_service.ports import ClaimKind, StoreUnavailable
-from tests.contract.turns import CALL_SECONDS, Talk
+from tests.contract.turns import CALL_SECONDS, SHORT_LEASE, Talk
 from tests.contract.work import at_work, done
 from tests.proxy import Proxy, Then
 from tests.servers import PrivateRedis
@@ -72,6 +72,25 @@ async def test_a_persist_that_was_committed_is_never_fenced_by_who_came_after(
     assert (await story.claim(turn.ref.version + 1, user_id=talk.user_id)).kind is ClaimKind.CLAIMED
     again.release()
     assert (await persisting).durability is Durability.PERSISTED
+
+
+async def test_C005_a_commit_that_is_held_comes_before_the_next_turns_claim_or_not_at_all(
+    network: Proxy, talk: Talk
+) -> None:
+    """The lock of the row decides: the next turn's claim waits for the commit, and its view has all of it."""
+    turn, work = await at_work(talk, lease=SHORT_LEASE)
+    commit = network.when(COMMIT, Then.HOLD, armed_by=b"INSERT INTO turn_commit")
+    persisting = asyncio.create_task(turn.persist(*work.suspended(), turn.reply("the last word")))
+    claim = network.when(b"SET fence_version", Then.HOLD)
+    async with asyncio.timeout(CALL_SECONDS):
+        await commit.met.wait()
+        following = asyncio.create_task(talk.begin_after_lease("next"))
+        await claim.met.wait()
+    claim.release()
+    commit.release()
+    assert (await persisting).durability is Durability.PERSISTED
+    said = [message.text for message in (await following).snapshot.dialogue]
+    assert said == ["hello", "the last word", "next"]
 
 
 async def test_a_persist_that_finds_no_database_is_pending_and_committed_by_the_next_begin(
