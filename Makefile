@@ -60,7 +60,7 @@ dev: .venv/run.stamp ## both services on the embedded default, until Ctrl-C
 # --- checking ---------------------------------------------------------------------------------------------------
 
 test: .venv/dev.stamp servers lint ## lint, then every test; says what it had to skip
-	PATH="$$PWD/$(BIN):$$PATH" $(BIN)/python -m pytest $(PYTEST_ARGS)
+	PATH="$$PWD/$(BIN):$$PATH" sh .ci/lanes $(PYTEST_ARGS)
 
 servers: ## get redis-server, mariadbd and the Node packages for the tests, where that is possible
 	@sh .ci/servers
@@ -70,7 +70,8 @@ crash: .venv/dev.stamp servers ## kill -9 of every process at every write of a t
 
 soak: .venv/dev.stamp servers ## many more schedules of the model and examples on real stores (half an hour)
 	PATH="$$PWD/$(BIN):$$PATH" TURNFENCE_SCHEDULES=200000 TURNFENCE_EXAMPLES=200 TURNFENCE_STEPS=30 \
-	    $(BIN)/python -m pytest tests/model tests/conformance $(PYTEST_ARGS)
+	    TURNFENCE_TURNS=1000 TURNFENCE_CANCELS=10000 $(BIN)/python -m pytest tests/model tests/conformance \
+	    tests/state/test_cost.py tests/state/test_cancelled.py $(PYTEST_ARGS)
 
 bench: .venv/dev.stamp servers ## what the state path costs, against a floor of the same run (minutes)
 	PATH="$$PWD/$(BIN):$$PATH" PYTHONPATH="$$PWD" $(BIN)/python -m tests.benchmarks.run $(BENCHMARKS)
@@ -86,7 +87,7 @@ lint: .venv/dev.stamp proto-check ## style, types, architecture, contract, image
 	$(BIN)/buf lint protos
 	$(BIN)/buf format protos --diff --exit-code
 	$(BIN)/hadolint docker/Dockerfile
-	$(BIN)/shellcheck .ci/run .ci/servers
+	$(BIN)/shellcheck .ci/run .ci/servers .ci/lanes
 
 format: .venv/dev.stamp ## mend what can be mended by machine
 	$(BIN)/ruff check --fix .

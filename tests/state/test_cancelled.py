@@ -15,7 +15,7 @@ from tests.state.rig import Rig
 
 pytestmark = pytest.mark.servers
 
-CANCELS = int(os.environ.get("TURNFENCE_CANCELS", "10000"))
+CANCELS = int(os.environ.get("TURNFENCE_CANCELS", "4000"))
 CONVERSATIONS, TOGETHER = 32, 64
 POOL = 32  # connections that a pool may still have to make; a leak would be by the thousand
 

@@ -3,6 +3,7 @@ SQL ran, as the servers count them. Nothing is timed."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,8 +19,9 @@ from turnfence.axes import Durability
 pytestmark = pytest.mark.servers
 
 T = TypeVar("T")
-TURNS = 1_000
-MEASURED = (10, 100, 1_000)
+# A thousand turns take a minute: that is for the long run, make soak.
+TURNS = int(os.environ.get("TURNFENCE_TURNS", "200"))
+MEASURED = (10, 100, TURNS)
 GROWTH = 1.1
 SAMPLES = 3  # the least of them: whatever else the servers do only adds
 
@@ -92,7 +94,7 @@ async def whole_turn(talk: Talk, number: int, meter: Meter) -> None:
 
 
 @pytest.mark.timeout(300)
-async def test_a_turn_costs_the_same_after_a_thousand_turns(frail: Rig) -> None:
+async def test_a_turn_costs_the_same_however_many_there_were(frail: Rig) -> None:
     talk = Talk(frail.client)
     costs: dict[int, dict[str, Cost]] = {}
     with frail.redis() as client:
@@ -110,5 +112,5 @@ async def test_a_turn_costs_the_same_after_a_thousand_turns(frail: Rig) -> None:
     told = "\n".join(f"turn {mark}: {cost}" for mark, cost in costs.items())
     for name in ("Flush", "PersistTurn"):
         assert costs[100][name].within(costs[10][name]), told
-        assert costs[1_000][name].within(costs[10][name]), told
-    assert costs[1_000]["BeginTurn"].within(costs[100]["BeginTurn"]), told
+        assert costs[TURNS][name].within(costs[10][name]), told
+    assert costs[TURNS]["BeginTurn"].within(costs[100]["BeginTurn"]), told
