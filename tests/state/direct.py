@@ -10,6 +10,7 @@ from state_service.adapters.sql_history import SqlHistory
 from state_service.adapters.sql_upkeep import SqlUpkeep
 from state_service.conversation import begin, persist, writes
 from state_service.conversation.stores import Rules, Stores
+from state_service.ports import Clock
 from tests.contract.turns import StateClient, Talk, new_id
 from tests.state.sql_bench import SqlBench
 from turnfence import records as r
@@ -39,10 +40,10 @@ class Direct(StateClient):
 
 
 @asynccontextmanager
-async def talking(cold: SqlBench, redis_url: str) -> AsyncIterator[Talk]:
+async def talking(cold: SqlBench, redis_url: str, clock: Clock | None = None) -> AsyncIterator[Talk]:
     """A conversation over that database and a hot store that is well."""
     hot = redis_hot.connect(redis_url, prefix=f"{new_id()}:", socket_timeout=5, max_connections=4)
-    clock = SystemClock()
+    clock = clock or SystemClock()
     stores = Stores(
         hot=hot,
         cold=cold.cold,

@@ -134,7 +134,7 @@ async def test_many_that_migrate_at_once_all_succeed(stores: Stores) -> None:
         await complete(benches[0])
 
 
-async def test_a_migration_that_was_cut_short_goes_on_where_it_ended(empty: SqlBench) -> None:
+async def test_C152_a_migration_that_was_cut_short_goes_on_where_it_ended(empty: SqlBench) -> None:
     await sql_migrate.upgrade(empty.engine)
 
     def undo_some(connection: Connection) -> None:

@@ -4,9 +4,11 @@ otherwise; never that the turn is fenced, and nothing happens twice."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable
 
 import pytest
+import redis
 
 from state_service.adapters.sql_tables import chat_message, diagnosis_run, tool_call_record, turn_commit
 from state_service.ports import ClaimKind, StoreUnavailable
@@ -91,6 +93,23 @@ async def test_C005_a_commit_that_is_held_comes_before_the_next_turns_claim_or_n
     assert (await persisting).durability is Durability.PERSISTED
     said = [message.text for message in (await following).snapshot.dialogue]
     assert said == ["hello", "the last word", "next"]
+
+
+async def test_C047_a_rehydration_that_takes_too_long_leaves_nothing_half(
+    network: Proxy, talk: Talk, valkey: PrivateRedis
+) -> None:
+    await talk.turn("the first")
+    with contextlib.closing(redis.Redis.from_url(valkey.url)) as client:
+        of_the_talk = f"*{talk.conversation_id}*"
+        client.delete(*client.keys(of_the_talk))
+        slow = network.when(b"FROM chat_message", Then.HOLD, armed_by=b"REPEATABLE READ")
+        async with asyncio.timeout(CALL_SECONDS):
+            await unavailable(talk.client.begin(talk.request("the second")))
+        assert slow.met.is_set()
+        assert client.keys(of_the_talk + "dialogue") == []
+    network.forget()
+    turn = await talk.begin("the third")
+    assert turn.snapshot.dialogue[0].text == "the first"
 
 
 async def test_a_persist_that_finds_no_database_is_pending_and_committed_by_the_next_begin(
