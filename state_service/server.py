@@ -11,7 +11,7 @@ import grpc
 import msgspec
 from google.protobuf.internal import api_implementation
 
-from state_service.adapters import redis_hot, sql_engine, sql_migrate
+from state_service.adapters import redis_connect, sql_engine, sql_migrate
 from state_service.adapters.embedded import EmbeddedRedis, EmbeddedUnavailable
 from state_service.adapters.redis_hot import RedisHot
 from state_service.adapters.sql_cold import SqlCold
@@ -129,7 +129,7 @@ async def _hot(settings: Settings) -> AsyncIterator[RedisHot]:
             stack.push_async_callback(embedded.stop)
             url = embedded.url
         try:
-            hot = redis_hot.connect(
+            hot = redis_connect.connect(
                 url,
                 prefix=settings.state.key_prefix,
                 socket_timeout=settings.redis.timeout,

@@ -121,7 +121,7 @@ class PrivateCluster:
 
     @property
     def url(self) -> str:
-        """For ``redis_hot.connect``."""
+        """For ``redis_connect.connect``."""
         return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes[:SHARDS])
 
     def start(self) -> None:
@@ -288,7 +288,7 @@ class PrivateSentinels:
 
     @property
     def url(self) -> str:
-        """For ``redis_hot.connect``."""
+        """For ``redis_connect.connect``."""
         hosts = ",".join(f"127.0.0.1:{node.port}" for node in self.sentinels)
         return f"redis+sentinel://{hosts}/{MASTER_NAME}"
 

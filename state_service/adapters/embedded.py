@@ -207,7 +207,7 @@ class EmbeddedRedis:
 
     @property
     def url(self) -> str:
-        """For ``redis_hot.connect``; the same until ``stop``, whatever happens to the server."""
+        """For ``redis_connect.connect``; the same until ``stop``, whatever happens to the server."""
         if self._socket is None:
             raise EmbeddedUnavailable("the embedded hot store is not started")
         return f"unix://{self._socket}"

@@ -9,23 +9,29 @@ bytes; it is decoded here, strictly.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import importlib.resources
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from itertools import groupby
-from typing import Any, Protocol
-from urllib.parse import unquote, urlsplit
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
-import redis.asyncio as redis_asyncio
 from redis import exceptions as redis_errors
-from redis.asyncio.cluster import ClusterNode, RedisCluster
-from redis.asyncio.connection import SSLConnection, parse_url
-from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
-from redis.backoff import NoBackoff
+from redis.asyncio.cluster import RedisCluster
 
+from state_service.adapters.redis_scripts import (
+    ABANDON,
+    BURY,
+    CANCEL,
+    FLUSH,
+    LEASE,
+    READ,
+    REGISTER,
+    RENEW,
+    UNDO,
+    Argument,
+    Script,
+    content_hash,
+    encode_ops,
+)
 from state_service.core import keys, members
 from state_service.core.changes import unresolved_json, write_entry
 from state_service.ports import (
@@ -37,7 +43,6 @@ from state_service.ports import (
     HotStore,
     Lease,
     Op,
-    OpName,
     Phase,
     Read,
     Registered,
@@ -51,120 +56,9 @@ from turnfence.axes import CallStatus
 OLDEST_SERVER = (6, 2)
 EVENTS_AT_ONCE = 500
 BURY_KEYS_AT_ONCE = 1000  # well below what Lua can unpack, and short enough for others
-FIELDS_AT_ONCE = 500  # well below what Lua's unpack takes
 
 OWN_KEYS = (keys.STATE, keys.LOCK, keys.DIRTY, keys.OUTBOX, keys.KEYS)  # KEYS[1..5] of all but lease.lua
 RENEWED_KEYS = tuple(key for key in keys.CONVERSATION_KEYS if key not in OWN_KEYS)
-
-Argument = str | int
-
-
-# --- scripts --------------------------------------------------------------------------------------
-
-
-class Script(msgspec.Struct, frozen=True):
-    """The text of a script and the name that the server knows it by."""
-
-    text: str
-    sha: str
-
-
-def _script(*parts: str) -> Script:
-    folder = importlib.resources.files("state_service.adapters") / "lua"
-    text = "".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in parts)
-    return Script(text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
-
-
-RENEW = _script("ops", "renew")
-UNDO = _script("ops", "undo")
-FLUSH = _script("ops", "flush")
-REGISTER = _script("ops", "register")
-ABANDON = _script("ops", "abandon")
-LEASE = _script("lease")
-CANCEL = _script("cancel")
-BURY = _script("bury")
-READ = _script("read")
-
-
-# --- operations as arguments ----------------------------------------------------------------------
-
-_ARGUMENTS: Mapping[OpName, Callable[[Op], tuple[Argument, ...]]] = {
-    OpName.HDEL: lambda op: (op.field,),
-    OpName.SET: lambda op: (op.value,),
-    OpName.DEL: lambda op: (),
-    OpName.UNLIST: lambda op: (),
-    OpName.LPUSH_TRIM: lambda op: (op.value, op.number),
-    OpName.JAPPEND: lambda op: (op.field, op.value),
-    OpName.EXPIRE: lambda op: (op.number,),
-    OpName.XADD: lambda op: (op.field, op.value),
-    OpName.DIRTY: lambda op: (op.field,),
-    OpName.OUTBOX: lambda op: (op.field, op.value),
-    OpName.CLEAN: lambda op: (op.field, op.number),
-    OpName.UNLOCK: lambda op: (),
-}
-_KEYLESS = frozenset({OpName.DIRTY, OpName.OUTBOX, OpName.CLEAN, OpName.UNLOCK})
-
-
-class Encoded(msgspec.Struct, frozen=True):
-    """Operations as a script takes them: all key suffixes, and flat arguments that point into them."""
-
-    suffixes: tuple[str, ...]
-    arguments: tuple[Argument, ...]
-
-
-def encode_ops(ops: Sequence[Op], known: Sequence[str]) -> Encoded:
-    """``known``: the key suffixes that come first in KEYS anyway. Neighbouring HSETs of one key become
-    one, and all DIRTYs. Raises ValueError for operations that no server should ever see."""
-    check_ops(ops)
-    places = {suffix: place for place, suffix in enumerate(known, start=1)}
-    arguments: list[Argument] = []
-    count = 0
-    for name, key, args in _merged(ops):
-        place = 0 if name in _KEYLESS else places.setdefault(key, len(places) + 1)
-        arguments += (name, place, len(args), *args)
-        count += 1
-    return Encoded(suffixes=tuple(places), arguments=(count, *arguments))
-
-
-def check_ops(ops: Sequence[Op]) -> None:
-    """Keys where they belong, and no field that one call both sets and appends to: the script checks a
-    stored array before it writes anything."""
-    for op in ops:
-        if (op.op in _KEYLESS) != (op.key == ""):
-            raise ValueError(f"{op.op} {'takes no' if op.key else 'needs a'} key")
-    appended = {(op.key, op.field) for op in ops if op.op is OpName.JAPPEND}
-    if appended and any((op.key, op.field) in appended for op in ops if op.op is OpName.HSET):
-        raise ValueError("a field is both set and appended to")
-
-
-def _merged(ops: Sequence[Op]) -> Iterator[tuple[OpName, str, tuple[Argument, ...]]]:
-    marked: list[str] = []
-    if all(op.op is not OpName.CLEAN for op in ops):  # else their order counts
-        marked = list(dict.fromkeys(op.field for op in ops if op.op is OpName.DIRTY))
-        ops = [op for op in ops if op.op is not OpName.DIRTY]
-    for is_hset, run in groupby(ops, key=lambda op: op.op is OpName.HSET):
-        if is_hset:
-            yield from _merged_hsets(run)
-        else:
-            for op in run:
-                yield op.op, op.key, _ARGUMENTS[op.op](op)
-    for first in range(0, len(marked), FIELDS_AT_ONCE):
-        yield OpName.DIRTY, "", tuple(marked[first : first + FIELDS_AT_ONCE])
-
-
-def _merged_hsets(run: Iterable[Op]) -> Iterator[tuple[OpName, str, tuple[Argument, ...]]]:
-    by_key: dict[str, list[Op]] = {}
-    for op in run:
-        by_key.setdefault(op.key, []).append(op)
-    for key, sets in by_key.items():
-        for first in range(0, len(sets), FIELDS_AT_ONCE):
-            part = sets[first : first + FIELDS_AT_ONCE]
-            yield OpName.HSET, key, tuple(text for op in part for text in (op.field, op.value))
-
-
-def content_hash(ops: Sequence[Op]) -> str:
-    """Identity of what a flush writes: equal for a repeat, whatever the time."""
-    return hashlib.sha256(msgspec.json.encode(ops)).hexdigest()[:32]
 
 
 # --- answers --------------------------------------------------------------------------------------
@@ -277,6 +171,13 @@ class Client(Protocol):
     async def aclose(self) -> None: ...
 
 
+@runtime_checkable
+class Routed(Protocol):
+    """A client that knows which node serves what, and may be wrong."""
+
+    def look_again(self) -> None: ...
+
+
 class _NoPlace(StoreUnavailable):
     """All connections were taken for as long as the caller could wait."""
 
@@ -310,7 +211,7 @@ class _Lane:
             async with asyncio.timeout(deadline_s):
                 return await self._client.execute_command(*args, **options)
         except TimeoutError as error:
-            if isinstance(self._client, _Cluster):
+            if isinstance(self._client, Routed):
                 self._client.look_again()
             raise StoreUnavailable(f"the hot store did not answer within {deadline_s:g} s") from error
         except redis_errors.NoScriptError:
@@ -570,178 +471,3 @@ def problems_of(info: Mapping[str, Any], *, is_cluster: bool) -> list[str]:
     if bool(info.get("cluster_enabled", 0)) and not is_cluster:
         problems.append("the hot store is a cluster: use a redis+cluster:// URL")
     return problems
-
-
-# --- connecting -----------------------------------------------------------------------------------
-
-
-def connect(url: str, *, prefix: str, socket_timeout: float, max_connections: int) -> RedisHot:
-    """The store at a URL; connects at the first call. ``socket_timeout``: seconds that one call may take
-    altogether. ``max_connections``: for calls, and as many again for watchers of events.
-
-    ``redis://``, ``rediss://`` and ``unix://`` as redis-py has them;
-    ``redis[s]+cluster://[user:password@]host:port[,host:port]``;
-    ``redis[s]+sentinel://[user:password@]host:port[,host:port]/master[/db]``, where
-    ``?sentinel_username=…&sentinel_password=…`` are for the sentinels themselves.
-    Raises ValueError for any other URL.
-    """
-    make = _CONNECT.get(urlsplit(url).scheme)
-    if make is None:
-        raise ValueError(f"no URL of a hot store: it must begin with one of {', '.join(sorted(_CONNECT))}")
-
-    def client() -> Any:
-        made = make(url, _options(socket_timeout, max_connections))
-        made.set_response_callback("XREAD", _as_it_came)
-        return made
-
-    return RedisHot(
-        client(),
-        client(),
-        prefix=prefix,
-        socket_timeout=socket_timeout,
-        max_connections=max_connections,
-        is_cluster=make is _connect_cluster,
-    )
-
-
-def _as_it_came(response: Any, **_options: Any) -> Any:
-    return response
-
-
-def _options(socket_timeout: float, max_connections: int) -> dict[str, Any]:
-    """No retries (a script would run again), no time limit below ours (redis-py's own runs on
-    asyncio.wait_for, which can swallow a cancellation), and RESP2, the same from every server."""
-    return {
-        "protocol": 2,
-        "retry": Retry(NoBackoff(), 0),
-        "socket_timeout": None,
-        "socket_connect_timeout": socket_timeout,
-        "max_connections": max_connections,
-    }
-
-
-def _connect_one(url: str, options: dict[str, Any]) -> Any:
-    return redis_asyncio.Redis.from_url(url, **options)
-
-
-def _connect_cluster(url: str, options: dict[str, Any]) -> Any:
-    many = _many_hosts(url)
-    nodes = [ClusterNode(host, port) for host, port in many.hosts]
-    return _Cluster(
-        startup_nodes=nodes,
-        require_full_coverage=False,
-        reinitialize_steps=0,  # else each fifth MOVED closes the connections of all other calls
-        **many.options,
-        **options,
-    )
-
-
-class _Cluster(RedisCluster):
-    """redis-py's client, and what it lacks to find its way after a failover or a resharding."""
-
-    def look_again(self) -> None:
-        """The next call asks who serves what. redis-py itself does so when a connection breaks; a machine
-        that is cut off breaks none, and its successor would never be found."""
-        self._initialize = True
-
-    async def execute_command(self, *args: Any, **options: Any) -> Any:
-        try:
-            await self.initialize()  # redis-py would send the first calls to any node
-            if args[0] == "XREAD":
-                # redis-py would ask a server where the key is: always the same one, dead or not
-                options["target_nodes"] = self.get_node_from_key(args[args.index("STREAMS") + 1])
-            return await super().execute_command(*args, **options)
-        except (KeyError, redis_errors.SlotNotCoveredError) as error:
-            self.look_again()
-            raise redis_errors.SlotNotCoveredError("no node is known to serve this key") from error
-
-    def get_node(self, *args: Any, **wanted: Any) -> ClusterNode:
-        """redis-py follows an ASK to a node that it has not heard of yet as if it were None."""
-        found = super().get_node(*args, **wanted)
-        if found is None:
-            raise redis_errors.ClusterError("a slot is on its way to a node that is not known yet")
-        return found
-
-
-def _connect_sentinel(url: str, options: dict[str, Any]) -> Any:
-    many = _many_hosts(url)
-    master, _, db = many.path.partition("/")
-    if not master:
-        raise ValueError("a sentinel URL ends in /master or /master/db")
-    own = {key: many.options.pop(f"sentinel_{key}", None) for key in ("username", "password")}
-    secure = {key: value for key, value in many.options.items() if key.startswith("ssl")}
-    settings = {**options, **secure, **own}
-    sentinel = _Sentinels(many.hosts, sentinel_kwargs=settings)
-    client = sentinel.master_for(master, db=int(db or 0), **many.options, **options)
-    return _BehindSentinel(sentinel, client)
-
-
-class _Sentinels(Sentinel):
-    """Asked by one caller at a time: redis-py moves the one that answered to the front of its list, and two
-    who do that at once lose another from it."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)  # type: ignore[no-untyped-call]
-        self._asking = asyncio.Lock()
-
-    async def discover_master(self, service_name: str) -> Any:
-        async with self._asking:
-            try:
-                return await super().discover_master(service_name)
-            except asyncio.CancelledError:  # one that is silent must not be the first again
-                self.sentinels.append(self.sentinels.pop(0))
-                raise
-
-
-class _BehindSentinel:
-    """The primary's client, together with the sentinels' own: who closes one closes all."""
-
-    def __init__(self, sentinel: Any, client: Any) -> None:
-        self._sentinel = sentinel
-        self._client = client
-        self.execute_command = client.execute_command
-        self.set_response_callback = client.set_response_callback
-
-    async def aclose(self) -> None:
-        await self._client.aclose()
-        await self._sentinel.aclose()
-
-
-_CONNECT: Mapping[str, Callable[[str, dict[str, Any]], Any]] = {
-    "redis": _connect_one,
-    "rediss": _connect_one,
-    "unix": _connect_one,
-    "redis+cluster": _connect_cluster,
-    "rediss+cluster": _connect_cluster,
-    "redis+sentinel": _connect_sentinel,
-    "rediss+sentinel": _connect_sentinel,
-}
-
-
-class _ManyHosts(msgspec.Struct, frozen=True):
-    hosts: list[tuple[str, int]]
-    path: str
-    options: dict[str, Any]
-
-
-def _many_hosts(url: str) -> _ManyHosts:
-    """A URL with several hosts; credentials and ``?options`` are read as redis-py reads them."""
-    parts = urlsplit(url)
-    user, at, hosts = parts.netloc.rpartition("@")
-    scheme = parts.scheme.partition("+")[0]
-    options: dict[str, Any] = dict(parse_url(f"{scheme}://{user}{at}localhost?{parts.query}"))
-    options.pop("host", None)
-    if options.pop("connection_class", None) is SSLConnection:
-        options["ssl"] = True
-    return _ManyHosts(
-        hosts=[_host_and_port(host) for host in hosts.split(",")],
-        path=unquote(parts.path.strip("/")),
-        options=options,
-    )
-
-
-def _host_and_port(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ValueError(f"{text!r} is no host:port")
-    return host.strip("[]"), int(port)

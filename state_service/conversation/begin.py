@@ -190,7 +190,9 @@ async def _known_or_busy(stores: Stores, request: r.BeginTurnRequest, acquired: 
         run, input_hash, user_id = known
         if user_id != request.user_id:
             raise TurnfenceError(Reason.MESSAGE_ID_REUSED)
-        return await _same_message(stores, run, input_hash, request)
+        own = run.run_id == request.run_id and run.run_state is RunState.RUNNING
+        if not own:  # else a repeat of this begin, and Redis has gone back to an older holder
+            return await _same_message(stores, run, input_hash, request)
     raise TurnfenceError(
         Reason.CONVERSATION_BUSY, retry_after=max(0.1, min(acquired.busy_for_ms / 1000, 1.0))
     )

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import redis
 
-from state_service.adapters.redis_hot import OWN_KEYS, connect
+from state_service.adapters.redis_connect import connect
+from state_service.adapters.redis_hot import OWN_KEYS
 from state_service.core import keys
 from state_service.core.changes import dirty, hset
 from state_service.ports import Op, Scope

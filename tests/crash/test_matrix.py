@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from state_service.adapters.redis_hot import READ, REGISTER
+from state_service.adapters.redis_scripts import READ, REGISTER
 from state_service.ports import Scope
 from tests.conformance.projection import ColdReader, HotReader
 from tests.crash.conftest import Victims, aside

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from state_service.adapters import redis_hot
+from state_service.adapters import redis_connect
 from state_service.adapters.sql_history import SqlHistory
 from state_service.adapters.sql_upkeep import SqlUpkeep
 from state_service.conversation import begin, persist, writes
@@ -42,7 +42,7 @@ class Direct(StateClient):
 @asynccontextmanager
 async def talking(cold: SqlBench, redis_url: str, clock: Clock | None = None) -> AsyncIterator[Talk]:
     """A conversation over that database and a hot store that is well."""
-    hot = redis_hot.connect(redis_url, prefix=f"{new_id()}:", socket_timeout=5, max_connections=4)
+    hot = redis_connect.connect(redis_url, prefix=f"{new_id()}:", socket_timeout=5, max_connections=4)
     clock = clock or SystemClock()
     stores = Stores(
         hot=hot,

@@ -1,5 +1,5 @@
-"""C158: the clock is set back by an hour in the middle of a turn. Order is by version and index, and a lease is
-the store's to measure: nothing but the times that are shown goes back."""
+"""C158: the clock is set in the middle of a turn. Order is by version and index, and a lease is for the store
+to measure: nothing but the times that are shown goes back."""
 
 from __future__ import annotations
 

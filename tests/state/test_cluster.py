@@ -14,7 +14,8 @@ import pytest
 import redis
 from sqlalchemy.engine import make_url
 
-from state_service.adapters.redis_hot import RedisHot, connect
+from state_service.adapters.redis_connect import connect
+from state_service.adapters.redis_hot import RedisHot
 from state_service.core import keys
 from state_service.ports import Read, Scope
 from tests import services

@@ -16,8 +16,9 @@ import pytest
 import redis
 import redis.asyncio as redis_asyncio
 
-from state_service.adapters import redis_hot
-from state_service.adapters.redis_hot import RedisHot, connect, problems_of
+from state_service.adapters import redis_connect, redis_hot, redis_scripts
+from state_service.adapters.redis_connect import connect
+from state_service.adapters.redis_hot import RedisHot, problems_of
 from state_service.core import keys, members
 from state_service.ports import (
     Acquired,
@@ -598,7 +599,7 @@ async def test_bad_input_writes_nothing(bench: Bench, case: str) -> None:
     names = [bench.key(suffix) for suffix in (*redis_hot.OWN_KEYS, GRAPH, keys.DIALOGUE)]
     before = await bench.dump()
     with pytest.raises(ValueError, match="INPUT"):
-        await bench.hot._run(redis_hot.FLUSH, names, BAD_INPUT[case])
+        await bench.hot._run(redis_scripts.FLUSH, names, BAD_INPUT[case])
     assert await bench.dump() == before
 
 
@@ -613,12 +614,12 @@ async def test_bad_input_writes_nothing(bench: Bench, case: str) -> None:
     ],
     ids=["another prefix", "empty", "another conversation", "the bare prefix", "a key twice"],
 )
-@pytest.mark.parametrize("script", [redis_hot.FLUSH, redis_hot.ABANDON], ids=["flush", "abandon"])
-async def test_keys_of_others_are_refused(bench: Bench, alien: str, script: redis_hot.Script) -> None:
+@pytest.mark.parametrize("script", [redis_scripts.FLUSH, redis_scripts.ABANDON], ids=["flush", "abandon"])
+async def test_keys_of_others_are_refused(bench: Bench, alien: str, script: redis_scripts.Script) -> None:
     await bench.begin("r1")
     names = [bench.key(suffix) for suffix in redis_hot.OWN_KEYS]
     before = await bench.dump()
-    start: list[Any] = HEADER if script is redis_hot.FLUSH else ["r1", NOW_MS, TTL_MS, "h"]
+    start: list[Any] = HEADER if script is redis_scripts.FLUSH else ["r1", NOW_MS, TTL_MS, "h"]
     names.append(alien.replace("PREFIX", bench.prefix))
     with pytest.raises(ValueError, match="INPUT KEYS"):
         await bench.hot._run(script, names, [*start, 1, *GOOD])
@@ -685,7 +686,7 @@ async def test_a_broken_fence_is_corruption(bench: Bench, field: str) -> None:
 )
 def test_operations_that_no_server_should_see(ops: list[Op]) -> None:
     with pytest.raises(ValueError, match=r"key|appended"):
-        redis_hot.encode_ops(ops, redis_hot.OWN_KEYS)
+        redis_scripts.encode_ops(ops, redis_hot.OWN_KEYS)
 
 
 @pytest.mark.parametrize("organ", ["", "a}b", "a{b", "a:b"])
@@ -971,7 +972,7 @@ async def test_only_plain_reads_are_sent(bench: Bench) -> None:
     with pytest.raises(ValueError, match="no plain read"):
         await bench.hot.read(SCOPE, [Read("DEL", GRAPH)])
     with pytest.raises(ValueError, match="no plain read"):
-        await bench.hot._run(redis_hot.READ, [bench.key(GRAPH)], ["DEL", 0])
+        await bench.hot._run(redis_scripts.READ, [bench.key(GRAPH)], ["DEL", 0])
 
 
 async def test_stored_bytes_of_another_shape(bench: Bench) -> None:
@@ -1033,7 +1034,7 @@ async def test_a_slow_script_runs_once(bench: Bench) -> None:
     """redis-py's own retries would run it eleven times (gotcha 1)."""
     hot = connect(bench.url, prefix=bench.prefix, socket_timeout=0.2, max_connections=2)
     text = "redis.call('INCR', KEYS[1]) for _ = 1, tonumber(ARGV[1]) do redis.sha1hex('x') end return 1"
-    slow = redis_hot.Script(text=text, sha="0" * 40)
+    slow = redis_scripts.Script(text=text, sha="0" * 40)
     key = bench.key("count")
     rounds = 10_000
     late = False
@@ -1325,7 +1326,7 @@ def test_a_url_that_is_none(url: str) -> None:
 
 def test_credentials_and_tls_of_many_hosts() -> None:
     url = "rediss+sentinel://me:p%40ss@one:1,[::1]:2/main/3?sentinel_password=other&ssl_cert_reqs=none"
-    many = redis_hot._many_hosts(url)
+    many = redis_connect._many_hosts(url)
     assert many.hosts == [("one", 1), ("::1", 2)]
     assert many.path == "main/3"
     expected = {"username": "me", "password": "p@ss", "ssl": True, "ssl_cert_reqs": "none"}
