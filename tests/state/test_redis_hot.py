@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
 import json
 import random
@@ -524,7 +525,7 @@ async def test_a_large_rehydration_is_one_call(bench: Bench) -> None:
 # --- nothing is written unless all input is good --------------------------------------------------
 
 GOOD: list[Any] = ["HSET", 6, 2, "a", "b"]
-HEADER: list[Any] = [1, "r1", "token-r1", 0, NOW_MS, TTL_MS, 0, "", "", "", ""]
+HEADER: list[Any] = [1, "r1", "token-r1", 0, NOW_MS, TTL_MS, 0, "", "", "", "", ""]
 
 
 PLACES = {
@@ -537,6 +538,7 @@ PLACES = {
     "stamp_version": 8,
     "stamp_seq": 9,
     "base_seq": 10,
+    "phase": 11,
 }
 
 
@@ -589,8 +591,31 @@ BAD_INPUT: dict[str, list[Any]] = {
     "half a stamp": [*header(stamp_version=1), 1, *GOOD],
     "stamp is text": [*header(stamp_version="x", stamp_seq="y"), 1, *GOOD],
     "base sequence": [*header(base_seq="x"), 1, *GOOD],
+    "phase": [*header(phase="LATER"), 1, *GOOD],
+    "no members": [*HEADER, 2, *GOOD, "DIRTY", 0, 0],
+    "the set of keys unlisted": [*HEADER, 2, *GOOD, "UNLIST", 5, 0],
     "nothing": [],
 }
+
+
+async def test_the_header_itself_is_good(bench: Bench) -> None:
+    """Else no bad input below would be refused for what is bad about it."""
+    await bench.begin("r1")
+    names = [bench.key(suffix) for suffix in (*redis_hot.OWN_KEYS, GRAPH)]
+    assert await bench.hot._run(redis_scripts.FLUSH, names, [*HEADER, 1, *GOOD]) == [1, 1]
+
+
+async def test_C151_two_versions_of_a_script_work_side_by_side(bench: Bench) -> None:
+    """While a new release takes over: each is asked for by the hash of its own text."""
+    await bench.begin("r1")
+    text = redis_scripts.FLUSH.text + "\n-- as another release has it"
+    other = redis_scripts.Script(
+        text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    )
+    names = [bench.key(suffix) for suffix in (*redis_hot.OWN_KEYS, GRAPH)]
+    for sequence, script in enumerate([redis_scripts.FLUSH, other, redis_scripts.FLUSH, other], start=1):
+        numbered = [*header(sequence=sequence), 1, *GOOD]
+        assert await bench.hot._run(script, names, numbered) == [1, sequence]
 
 
 @pytest.mark.parametrize("case", BAD_INPUT)
