@@ -29,6 +29,7 @@ from state_service.ports import (
     Lease,
     Op,
     OpName,
+    Phase,
     Read,
     Scope,
     StoreCorrupt,
@@ -603,6 +604,19 @@ async def test_the_header_itself_is_good(bench: Bench) -> None:
     await bench.begin("r1")
     names = [bench.key(suffix) for suffix in (*redis_hot.OWN_KEYS, GRAPH)]
     assert await bench.hot._run(redis_scripts.FLUSH, names, [*HEADER, 1, *GOOD]) == [1, 1]
+
+
+@pytest.mark.parametrize("phase", [Phase.BEGIN, Phase.RECOVERY])
+async def test_a_phase_of_begin_is_over_once_the_turn_has_flushed(bench: Bench, phase: Phase) -> None:
+    turn = await bench.begin("r1")
+    mended = await bench.apply(turn, hset(GRAPH, "a", "1"), phase=phase)
+    assert mended.code is Code.APPLIED
+    stamped = await bench.raw.hget(bench.key(keys.STATE), "dataVersion")
+    assert stamped == ("1" if phase is Phase.BEGIN else None)
+    assert (await bench.apply(turn, hset(GRAPH, "a", "2"), sequence=1)).code is Code.APPLIED
+    late = await bench.apply(turn, hset(GRAPH, "a", "3"), phase=phase)
+    assert late.code is Code.FENCED
+    assert await bench.raw.hget(bench.key(GRAPH), "a") == "2"
 
 
 async def test_C151_two_versions_of_a_script_work_side_by_side(bench: Bench) -> None:
