@@ -67,13 +67,15 @@ def from_status(status: status_pb2.Status) -> TurnfenceError | None:
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> TurnfenceError:
-    """The state service's answer as the error it raised; a broken connection is STATE_UNAVAILABLE."""
+    """The state service's answer as the error it raised; a broken connection is STATE_UNAVAILABLE. So is an
+    INTERNAL that is not ours: gRPC says so of a call that broke while it was being sent, and whether it
+    arrived is unknown."""
     status = rpc_status.from_call(error)  # type: ignore[arg-type]
     known = from_status(status) if status is not None else None
     if known is not None:
         return known
     detail = f"{error.code().name}: {error.details()}"
-    if error.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN):
+    if error.code() is grpc.StatusCode.UNKNOWN:
         return TurnfenceError(Reason.INTERNAL, detail=detail)
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return TurnfenceError(Reason.NOT_SERVED, detail=detail)
