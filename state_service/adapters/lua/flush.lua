@@ -59,9 +59,7 @@ end
 
 local new_seq = math.max(state.seq, base_seq) + 1
 local fields = { 'updatedAt', text_of(now) }
-if phase ~= 'RECOVERY' then
-  for _, text in ipairs({ 'dataVersion', text_of(version) }) do fields[#fields + 1] = text end
-end
+if phase ~= 'RECOVERY' then fields = { 'dataVersion', text_of(version), 'updatedAt', text_of(now) } end
 if sequence > 0 then
   for _, text in ipairs({ 'flushSeq', text_of(sequence), 'flushHash', hash }) do fields[#fields + 1] = text end
 end
